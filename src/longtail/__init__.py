@@ -1,0 +1,33 @@
+"""Long-tailed recognition: margin calibration and the methods around it.
+
+Names are imported when they are first used, so that `import longtail` and `longtail --help` are quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "UserError": "longtail.errors",
+    "Run": "longtail.runs",
+    "TrainConfig": "longtail.config",
+    "RECIPES": "longtail.recipes",
+    "evaluate_logits": "longtail.metrics",
+    "evaluate_predictions": "longtail.metrics",
+    "train": "longtail.training.loop",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'longtail' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -1,0 +1,53 @@
+"""Networks from images to features, by name. `BACKBONES[name](in_channels)` builds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, cast
+
+from torch import Tensor, nn
+
+from longtail.backbones.cifar import CifarResNet
+from longtail.backbones.digits import DigitsNet
+from longtail.backbones.resnet import BasicBlock, Bottleneck, ResNet
+from longtail.errors import choose
+
+
+class Backbone(Protocol):
+    """What the library asks of a backbone: features (N, num_features), and their map before pooling."""
+
+    num_features: int
+
+    def feature_map(self, x: Tensor) -> Tensor: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "digits": DigitsNet,
+    "resnet8": partial(CifarResNet, 8),
+    "resnet20": partial(CifarResNet, 20),
+    "resnet32": partial(CifarResNet, 32),
+    "resnet44": partial(CifarResNet, 44),
+    "resnet56": partial(CifarResNet, 56),
+    "resnet10": partial(ResNet, BasicBlock, (1, 1, 1, 1)),
+    "resnet50": partial(ResNet, Bottleneck, (3, 4, 6, 3)),
+    "resnet101": partial(ResNet, Bottleneck, (3, 4, 23, 3)),
+    "resnet152": partial(ResNet, Bottleneck, (3, 8, 36, 3)),
+    "resnext50": partial(ResNet, Bottleneck, (3, 4, 6, 3), groups=32, width=4),
+}
+
+
+def build_backbone(name: str, in_channels: int = 3) -> nn.Module:
+    """A new backbone with random weights.
+
+    >>> build_backbone("resnet32").num_features
+    64
+    """
+    return BACKBONES[choose("backbone", name, BACKBONES)](in_channels=in_channels)
+
+
+def num_features(backbone: nn.Module) -> int:
+    """The width of a backbone's features."""
+    return cast(Backbone, backbone).num_features

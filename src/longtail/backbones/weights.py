@@ -1,0 +1,69 @@
+"""Reading weights from a local file, without ever running code that the file contains."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from longtail.errors import UserError
+
+WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_best", "net")
+HEADS = ("fc.", "classifier.", "head.", "linear.")
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors` or `.pth` file by name."""
+    if not path.is_file():
+        raise UserError(f"weights file {path} does not exist")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise UserError(f"{path} is not a whole safetensors file: {error}") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise UserError(f"{path} cannot be read as plain weights (tensors only, no code): {reason}") from error
+    for name in WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not isinstance(content, dict) or not any(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{path} holds no named tensors")
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def load_backbone(backbone: nn.Module, path: Path) -> None:
+    """Load published weights into a backbone; the file's own classifier is left aside.
+
+    Names may carry a prefix (`module.`, `backbone.`, …); every tensor of the backbone must be found
+    with its shape.
+    """
+    weights = read_weights(path)
+    wanted = backbone.state_dict()
+    prefix = _prefix(weights, wanted, path)
+    found = {name: weights[prefix + name] for name in wanted if prefix + name in weights}
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape:
+            raise UserError(
+                f"{path}: {prefix}{name} has shape {tuple(tensor.shape)}, "
+                f"this backbone needs {tuple(wanted[name].shape)}"
+            )
+    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(f"{path} lacks {len(missing)} of the backbone's {len(wanted)} tensors, first {missing[0]}")
+    backbone.load_state_dict(found, strict=False)
+
+
+def _prefix(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> str:
+    """What stands before the backbone's own names in the file."""
+    first = next(iter(wanted))
+    for name in weights:
+        if name.endswith(first) and not name.startswith(HEADS):
+            return name[: -len(first)]
+    raise UserError(f"{path} holds weights of another network: no tensor named …{first}")

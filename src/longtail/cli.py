@@ -1,0 +1,70 @@
+"""The command line: finds the command, parses its options, turns mistakes into one line and exit code 2.
+
+Commands are imported only when they are called, so help is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+import longtail
+from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, choose
+
+# Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
+COMMANDS = {
+    "train": "train a classifier on long-tailed images (stage one)",
+    "evaluate": "score a trained model: many / medium / few, per class, calibration error",
+}
+
+EXAMPLE = "longtail train digits-lt --out runs/digits"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        # One line even where a message from a library was quoted.
+        _complain(" ".join(str(error).split()))
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`longtail … | head`): not our mistake.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        _print_help()
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"longtail {longtail.__version__}")
+        return 0
+    name = choose("command", words[0], COMMANDS)
+    module = importlib.import_module(f"longtail.commands.{name}")
+    return int(module.main(words[1:]) or 0)
+
+
+def _print_help() -> None:
+    console = Console(highlight=False)
+    console.print("longtail: long-tailed recognition, from training to margin calibration\n")
+    console.print("usage: longtail COMMAND [OPTIONS]      longtail COMMAND --help\n", markup=False)
+    table = Table.grid(padding=(0, 3))
+    for name, summary in COMMANDS.items():
+        table.add_row(f"  [bold]{name}[/bold]", summary)
+    console.print(table)
+    console.print(f"\nexample: {EXAMPLE}\n\nexit codes: 0 done, 2 something to mend in the input, 130 interrupted")
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True, highlight=False).print(f"longtail: {message}", markup=False, soft_wrap=True)

@@ -1,0 +1,116 @@
+"""Long-tailed image data: opening a data set by name, cutting its tail, holding out validation images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from longtail.data import digits
+from longtail.data.cifar import CIFARS, read_cifar
+from longtail.data.images import Images, Splits
+from longtail.data.imbalance import long_tail_counts, long_tail_indices, validation_indices
+from longtail.data.listfiles import read_folder, read_list
+from longtail.errors import UserError, choose
+from longtail.files import cache_folder
+
+if TYPE_CHECKING:
+    from longtail.config import DataConfig
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
+
+
+@dataclass(frozen=True)
+class ListSet:
+    """A published data set given by list files below its root folder."""
+
+    train: str
+    validation: str | None
+    test: str
+    classes: int
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+
+
+LIST_SETS = {
+    "imagenet-lt": ListSet("ImageNet_LT_train.txt", "ImageNet_LT_val.txt", "ImageNet_LT_test.txt", 1000),
+    "places-lt": ListSet("Places_LT_train.txt", "Places_LT_val.txt", "Places_LT_test.txt", 365),
+    "inaturalist18": ListSet("iNaturalist18_train.txt", None, "iNaturalist18_val.txt", 8142, INATURALIST),
+}
+DATA_SETS = ("digits", *CIFARS, *LIST_SETS, "lists", "folder")
+
+
+def open_splits(config: DataConfig) -> Splits:
+    """Open the data set of a configuration: its tail cut and its validation split held out, by the seed."""
+    name = choose("data set", config.data, DATA_SETS)
+    root = Path(config.root).expanduser() if config.root else cache_folder()
+    train, validation, test, (mean, std) = _reader(name)(config, root)
+    train = _cut_tail(train, config)
+    if validation is None and config.validation > 0:
+        kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed)
+        train, validation = train.subset(kept), train.subset(held_out)
+    _require_every_class(train, name)
+    return Splits(name, train, validation, test, mean, std)
+
+
+Read = tuple[Images, Images | None, Images | None, tuple[tuple[float, ...], tuple[float, ...]]]
+
+
+def _reader(name: str) -> Callable[[DataConfig, Path], Read]:
+    if name == "digits":
+        return lambda config, root: _with_statistics(digits.read_digits(), (digits.MEAN, digits.STD))
+    if name in CIFARS:
+        statistics = (CIFARS[name].mean, CIFARS[name].std)
+        return lambda config, root: _with_statistics(read_cifar(name, root), statistics)
+    return _read_folders if name == "folder" else _read_lists
+
+
+def _with_statistics(splits: tuple[Images, Images], statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Read:
+    return splits[0], None, splits[1], statistics
+
+
+def _read_lists(config: DataConfig, root: Path) -> Read:
+    published = LIST_SETS.get(config.data)
+    classes = published.classes if published else None
+
+    def read(given: str | None, default: str | None) -> Images | None:
+        path = Path(given).expanduser() if given else root / default if default else None
+        return read_list(path, root, num_classes=classes, skip_broken=config.skip_broken) if path else None
+
+    train = read(config.train_list, published.train if published else None)
+    if train is None:
+        raise UserError("data set 'lists' needs --train-list FILE (a path and a label per line) and --root FOLDER")
+    classes = train.num_classes
+    validation = read(config.validation_list, published.validation if published else None)
+    test = read(config.test_list, published.test if published else None)
+    return train, validation, test, published.statistics if published else IMAGENET
+
+
+def _read_folders(config: DataConfig, root: Path) -> Read:
+    train = read_folder(root / "train", skip_broken=config.skip_broken)
+
+    def read(name: str) -> Images | None:
+        folder = root / name
+        known = train.class_names
+        return read_folder(folder, class_names=known, skip_broken=config.skip_broken) if folder.is_dir() else None
+
+    return train, read("val"), read("test"), IMAGENET
+
+
+def _cut_tail(train: Images, config: DataConfig) -> Images:
+    if config.profile == "none":
+        return train
+    labels = train.labels.numpy()
+    counts = long_tail_counts(train.num_classes, int(train.class_counts.min()), config.imbalance, config.profile)
+    if config.shuffle_classes:
+        counts = np.random.default_rng((config.seed, train.num_classes)).permutation(counts)
+    return train.subset(long_tail_indices(labels, counts, config.seed))
+
+
+def _require_every_class(train: Images, name: str) -> None:
+    empty = (train.class_counts == 0).nonzero().flatten().tolist()
+    if empty:
+        raise UserError(f"class {empty[0]} of {name} has no training image ({len(empty)} such classes)")

@@ -1,0 +1,167 @@
+"""Augmentation of whole batches, and the transform that ends in normalised floats.
+
+Random numbers are a pure function of the seed and of the number of the draw in the sampler's
+stream, so an image is augmented the same way whatever the batch, the worker process or the
+number of processes it is read in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.data import pixel_ops
+from longtail.data.autoaugment import AutoAugment
+from longtail.data.decode import RandomResizedCrop, Resize, ResizeCenterCrop
+from longtail.data.images import Decode
+from longtail.errors import choose
+
+
+class Augmentation(Protocol):
+    """Pixels (B, C, H, W) uint8 and numbers (B, columns) in [0, 1) to pixels of the same shape."""
+
+    columns: int
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Pad with black and cut a random window of the original size."""
+
+    padding: int = 4
+    columns = 2
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        pad, (height, width) = self.padding, pixels.shape[2:]
+        padded = torch.nn.functional.pad(pixels, (pad, pad, pad, pad))
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+        top, left = (numbers * (2 * pad + 1)).long().unbind(1)
+        return windows[torch.arange(len(pixels), device=pixels.device), :, top, left]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirror half of the images left to right."""
+
+    columns = 1
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        return torch.where(numbers.view(-1, 1, 1, 1) < 0.5, pixels.flip(3), pixels)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Black out a square around a random pixel, cut off at the border (DeVries and Taylor, 2017)."""
+
+    size: int = 16
+    columns = 2
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        height, width = pixels.shape[2:]
+        rows = self._hit(numbers[:, 0], height).unsqueeze(2)
+        columns = self._hit(numbers[:, 1], width).unsqueeze(1)
+        return pixels.masked_fill((rows & columns).unsqueeze(1), 0)
+
+    def _hit(self, numbers: Tensor, extent: int) -> Tensor:
+        """(B, extent): which lines the square covers."""
+        start = (numbers * extent).long().unsqueeze(1) - self.size // 2
+        lines = torch.arange(extent, device=numbers.device)
+        return (lines >= start) & (lines < start + self.size)
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """Scale brightness, contrast and saturation, each by its own factor in 1 ± strength."""
+
+    strength: float = 0.4
+    columns = 3
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        factors = 1 + self.strength * (2 * numbers - 1)
+        pixels = pixel_ops.brightness(pixels, factors[:, 0])
+        pixels = pixel_ops.contrast(pixels, factors[:, 1])
+        return pixel_ops.color(pixels, factors[:, 2])
+
+
+AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
+    "crop": Crop,
+    "small-crop": lambda: Crop(padding=1),
+    "flip": Flip,
+    "cutout": Cutout,
+    "autoaugment": AutoAugment,
+    "jitter": ColorJitter,
+}
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From drawn indices to normalised images (B, C, H, W) float32.
+
+    Args:
+        augmentations: applied in this order.
+        mean: per-channel mean of the pixels scaled to 0..1.
+        std: per-channel standard deviation of the same.
+        decode: how pictures read from files get their size.
+        seed: with the number of the draw, decides every random number.
+    """
+
+    augmentations: tuple[Augmentation, ...]
+    mean: Sequence[float]
+    std: Sequence[float]
+    decode: Decode | None = None
+    seed: int = 0
+
+    @property
+    def columns(self) -> int:
+        decode = self.decode.columns if self.decode else 0
+        return decode + sum(augmentation.columns for augmentation in self.augmentations)
+
+    def numbers(self, first: int, count: int) -> np.ndarray:
+        """Random numbers (count, columns) of the draws from number `first` on."""
+        blocks = -(-self.columns // 4)  # one step of Philox's counter gives four numbers
+        stream = np.random.Philox(key=self.seed, counter=first * blocks)
+        return np.random.Generator(stream).random((count, 4 * blocks))[:, : self.columns]
+
+    def augment(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        """Apply the augmentations; `numbers` (B, columns without those of decoding)."""
+        numbers = numbers.to(pixels.device)
+        for augmentation in self.augmentations:
+            own, numbers = numbers[:, : augmentation.columns], numbers[:, augmentation.columns :]
+            pixels = augmentation(pixels, own)
+        return pixels
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 to float32 with mean 0 and standard deviation 1 per channel, channels last in memory."""
+        mean = torch.tensor(self.mean, device=pixels.device).view(1, -1, 1, 1) * 255
+        scale = 1 / (torch.tensor(self.std, device=pixels.device).view(1, -1, 1, 1) * 255)
+        pixels = pixels.to(torch.float32, memory_format=torch.channels_last)
+        return pixels.sub_(mean).mul_(scale)
+
+
+def training_transform(
+    names: Sequence[str], mean: Sequence[float], std: Sequence[float], *, image_size: int | None, seed: int
+) -> Transform:
+    """The named augmentations; `resized-crop` decides how pictures from files get their size."""
+    for name in names:
+        choose("augmentation", name, (*AUGMENTATIONS, "resized-crop"))
+    chosen = tuple(AUGMENTATIONS[name]() for name in names if name in AUGMENTATIONS)
+    decode: Decode | None = None
+    if image_size:
+        decode = RandomResizedCrop(image_size) if "resized-crop" in names else Resize(image_size)
+    return Transform(chosen, mean, std, decode, seed)
+
+
+def clean_transform(
+    names: Sequence[str], mean: Sequence[float], std: Sequence[float], *, image_size: int | None
+) -> Transform:
+    """No augmentation: what belongs, at test, to training with the named augmentations."""
+    decode: Decode | None = None
+    if image_size:
+        decode = ResizeCenterCrop(image_size) if "resized-crop" in names else Resize(image_size)
+    return Transform((), mean, std, decode)

@@ -1,0 +1,183 @@
+"""CIFAR-10 and CIFAR-100 from the two layouts people have on disk.
+
+The python layout is pickle, which can run any code when it is read: it is opened with an
+unpickler that admits numpy arrays and plain values and nothing else.
+
+Data: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from longtail.data.images import MemoryImages
+from longtail.errors import UserError
+
+ROW = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where one version of the data set keeps what."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    names: str
+    label_bytes: int = 1  # binary layout: bytes before the pixels; the last one is the label
+    label_key: str = "labels"  # python layout
+    names_key: str = "label_names"
+
+    @property
+    def binary(self) -> bool:
+        return self.train[0].endswith(".bin")
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """One of the two data sets: its layouts, normalisation and size."""
+
+    name: str
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    python: Layout
+    binary: Layout
+
+
+TEN = tuple(f"data_batch_{number}" for number in range(1, 6))
+CIFARS = {
+    "cifar10": Cifar(
+        "cifar10",
+        10,
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+        Layout("cifar-10-batches-py", TEN, ("test_batch",), "batches.meta"),
+        Layout("cifar-10-batches-bin", tuple(f"{n}.bin" for n in TEN), ("test_batch.bin",), "batches.meta.txt"),
+    ),
+    "cifar100": Cifar(
+        "cifar100",
+        100,
+        (0.5071, 0.4866, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+        Layout(
+            "cifar-100-python", ("train",), ("test",), "meta", label_key="fine_labels", names_key="fine_label_names"
+        ),
+        Layout("cifar-100-binary", ("train.bin",), ("test.bin",), "fine_label_names.txt", label_bytes=2),
+    ),
+}
+
+
+def read_cifar(name: str, root: Path) -> tuple[MemoryImages, MemoryImages]:
+    """(train, test) of `cifar10` or `cifar100` below `root`, pixels (N, 3, 32, 32) uint8."""
+    cifar = CIFARS[name]
+    folder, layout = find_layout(cifar, root)
+    names = _read_names(cifar, folder, layout)
+    splits = []
+    for split, expected in ((layout.train, 50_000), (layout.test, 10_000)):
+        parts = [_read_file(folder / file, layout) for file in split]
+        pixels = np.concatenate([part[0] for part in parts])
+        labels = np.concatenate([part[1] for part in parts])
+        if len(labels) != expected:
+            raise UserError(f"{folder} holds {len(labels)} images where {expected} are expected: a file is cut short")
+        if labels.max() >= cifar.classes:
+            raise UserError(f"{folder} has label {labels.max()}, outside 0..{cifar.classes - 1}")
+        splits.append(
+            MemoryImages(
+                labels=torch.from_numpy(labels.astype(np.int64)),
+                class_names=names,
+                pixels=torch.from_numpy(pixels.reshape(-1, 3, 32, 32)),
+            )
+        )
+    return splits[0], splits[1]
+
+
+def find_layout(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
+    """The folder that holds the data: `root` itself or one below it, in either layout."""
+    for layout in (cifar.python, cifar.binary):
+        for folder in (root / layout.folder, root):
+            if (folder / layout.train[0]).is_file() and (folder / layout.names).is_file():
+                return folder, layout
+    raise UserError(
+        f"{cifar.name} not found in {root}: it needs {cifar.python.folder} or {cifar.binary.folder} "
+        f"(give the folder above it with --root, or fetch it with --download)"
+    )
+
+
+def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (N, 3072) uint8 and labels (N,) of one file."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing")
+    if layout.binary:
+        raw = np.fromfile(path, dtype=np.uint8)
+        width = layout.label_bytes + ROW
+        if len(raw) == 0 or len(raw) % width:
+            raise UserError(f"{path} is cut short: {len(raw)} bytes are not a multiple of {width}")
+        rows = raw.reshape(-1, width)
+        return rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1]
+    content = _entries(load_plain_pickle(path))
+    pixels, labels = content.get("data"), content.get(layout.label_key)
+    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (ROW,)):
+        raise UserError(f"{path} is not a CIFAR batch: 'data' should be uint8 of shape (N, {ROW})")
+    if not isinstance(labels, list) or len(labels) != len(pixels):
+        raise UserError(f"{path} is not a CIFAR batch: {layout.label_key!r} should list {len(pixels)} labels")
+    return pixels, np.array(labels)
+
+
+def _read_names(cifar: Cifar, folder: Path, layout: Layout) -> tuple[str, ...]:
+    path = folder / layout.names
+    if layout.binary:
+        names = tuple(path.read_text().split())
+    else:
+        raw = _entries(load_plain_pickle(path)).get(layout.names_key, [])
+        names = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in raw)
+    if len(names) != cifar.classes:
+        raise UserError(f"{path} names {len(names)} classes where {cifar.classes} are expected")
+    return names
+
+
+def _entries(content: Any) -> dict[str, Any]:
+    """A dictionary with text keys: Python 2 wrote byte strings."""
+    if not isinstance(content, dict):
+        return {}
+    return {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Admits numpy arrays and plain values; whatever else a pickle asks for is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _empty_array
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1_bytes
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
+    """What numpy's pickles start from; shape and type are filled in afterwards."""
+    if kind is not np.ndarray:
+        raise pickle.UnpicklingError(f"it builds a {kind} as an array")
+    return np.ndarray(shape, np.uint8)
+
+
+def _latin1_bytes(text: str, codec: str) -> bytes:
+    """How Python 3 writes the bytes of an array for older protocols."""
+    return text.encode("latin-1")
+
+
+def load_plain_pickle(path: Path) -> Any:
+    """Read a pickle of arrays and plain values without running anything it names."""
+    try:
+        return _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} is not a CIFAR file, or is cut short or altered: {error}") from error

@@ -1,0 +1,59 @@
+"""How a picture of any size becomes one of fixed size, with Pillow.
+
+Paper: Szegedy et al., Going Deeper with Convolutions, CVPR 2015 (random resized crop).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+BILINEAR = Image.Resampling.BILINEAR
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A random window of 8–100 % of the area and aspect ratio 3/4–4/3, resized to a square.
+
+    The window is cut off where it would leave the picture, so every draw gives one.
+    """
+
+    size: int
+    columns = 4
+
+    def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
+        area = picture.width * picture.height * (0.08 + 0.92 * numbers[0])
+        aspect = math.exp(math.log(4 / 3) * (2 * numbers[1] - 1))
+        width = min(max(round(math.sqrt(area * aspect)), 1), picture.width)
+        height = min(max(round(math.sqrt(area / aspect)), 1), picture.height)
+        left = int(numbers[2] * (picture.width - width + 1))
+        top = int(numbers[3] * (picture.height - height + 1))
+        return picture.resize((self.size, self.size), BILINEAR, (left, top, left + width, top + height))
+
+
+@dataclass(frozen=True)
+class ResizeCenterCrop:
+    """Resize the shorter side to 8/7 of the size, then cut the centre: 256 and 224 for ImageNet."""
+
+    size: int
+    columns = 0
+
+    def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
+        side = min(picture.size) * 7 / 8
+        left, top = (picture.width - side) / 2, (picture.height - side) / 2
+        return picture.resize((self.size, self.size), BILINEAR, (left, top, left + side, top + side))
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The whole picture, resized to a square; one that has the size already is left as it is."""
+
+    size: int
+    columns = 0
+
+    def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
+        square = (self.size, self.size)
+        return picture if picture.size == square else picture.resize(square, BILINEAR)

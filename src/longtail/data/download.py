@@ -1,0 +1,120 @@
+"""Fetching CIFAR from its page: checked, with a progress bar, resumed where a transfer broke."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from longtail.data.cifar import CIFARS, find_layout
+from longtail.display import Display
+from longtail.errors import UserError
+from longtail.files import cache_folder
+
+CHUNK = 1 << 20
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file on the net and the MD5 sum its page states."""
+
+    url: str
+    md5: str
+
+
+ARCHIVES = {
+    "cifar10": Archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    "cifar100": Archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+}
+
+
+def download_cifar(name: str, root: str | None, display: Display) -> Path:
+    """Bring a CIFAR data set below `root` unless it is there; returns the folder."""
+    if name not in ARCHIVES:
+        raise UserError(f"--download knows {' and '.join(ARCHIVES)}, not {name!r}")
+    folder = Path(root).expanduser() if root else cache_folder()
+    try:
+        return find_layout(CIFARS[name], folder)[0]
+    except UserError:
+        pass
+    archive = ARCHIVES[name]
+    packed = folder / archive.url.rsplit("/", 1)[1]
+    fetch(archive.url, packed, archive.md5, display)
+    display.line(f"unpacking {packed}")
+    unpack(packed, folder)
+    return find_layout(CIFARS[name], folder)[0]
+
+
+def unpack(packed: Path, folder: Path) -> None:
+    """Unpack beside the target and move into place, so that a broken unpacking leaves nothing half there."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, tarfile.open(packed) as archive:
+        archive.extractall(temporary, filter="data")
+        for item in Path(temporary).iterdir():
+            target = folder / item.name
+            if target.exists():
+                shutil.rmtree(target)
+            item.rename(target)
+
+
+def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.0) -> None:
+    """Download `url` to `path`; a broken transfer goes on where it stopped, also in a later call."""
+    if path.is_file() and _md5(path) == md5:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _transfer(url, part, display)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                raise UserError(f"{url} cannot be fetched: {error}") from error
+            if attempt == ATTEMPTS:
+                raise UserError(
+                    f"{url} cannot be fetched: {error}; the same command goes on where it stopped"
+                ) from error
+            time.sleep(pause * attempt)
+    if _md5(part) != md5:
+        part.unlink()
+        raise UserError(f"{url} did not arrive as published (its MD5 sum differs); nothing was kept, try again")
+    os.replace(part, path)
+
+
+def _transfer(url: str, part: Path, display: Display) -> None:
+    """One attempt: ask for what is missing and append it."""
+    done = part.stat().st_size if part.is_file() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # nothing is missing
+        raise
+    with response:
+        if done and response.status != http.client.PARTIAL_CONTENT:
+            done = 0  # the server sends everything again
+        left = int(response.headers.get("Content-Length", 0))
+        with (
+            part.open("ab" if done else "wb") as file,
+            display.task("fetching", done + left, done=done, unit="bytes") as task,
+        ):
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                task.advance(len(chunk))
+                left -= len(chunk)
+    if left > 0:
+        raise OSError(f"the connection broke with {left} bytes missing")
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()

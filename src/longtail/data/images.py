@@ -1,0 +1,158 @@
+"""A labelled set of images, in memory or on disk, behind one small interface.
+
+Both kinds know `labels`, `class_names` and `class_counts`, can be cut to a `subset`, and `read`
+a batch of indices as one uint8 tensor (B, C, H, W).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from longtail.errors import UserError
+
+
+class Decode(Protocol):
+    """Turns one decoded picture into a fixed size, from `columns` random numbers."""
+
+    columns: int
+
+    def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(ABC):
+    """What every image set has: labels (N,) int64 in 0..K-1 and K class names."""
+
+    labels: Tensor
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.labels) == 0:
+            raise UserError("the image set is empty")
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= self.num_classes:
+            wrong = low if low < 0 else high
+            raise UserError(
+                f"label {wrong} is outside 0..{self.num_classes - 1} (there are {self.num_classes} classes)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """Images per class, (K,) int64."""
+        return torch.bincount(self.labels, minlength=self.num_classes)
+
+    def subset(self, indices: np.ndarray) -> Self:
+        """The images at `indices`, in that order."""
+        return replace(self, labels=self.labels[torch.from_numpy(indices)])
+
+    @abstractmethod
+    def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Pixels (B, C, H, W) uint8 and which positions of `indices` they belong to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryImages(Images):
+    """All images as one uint8 tensor (N, C, H, W)."""
+
+    pixels: Tensor
+
+    def subset(self, indices: np.ndarray) -> MemoryImages:
+        kept = torch.from_numpy(indices)
+        return replace(self, labels=self.labels[kept], pixels=self.pixels[kept])
+
+    def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        rows = torch.from_numpy(indices).to(self.pixels.device)
+        return self.pixels.index_select(0, rows), np.arange(len(indices))
+
+    def to(self, device: torch.device) -> MemoryImages:
+        return replace(self, pixels=self.pixels.to(device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileImages(Images):
+    """Images decoded from files when they are needed.
+
+    Args:
+        root: the folder the paths are relative to.
+        paths: one path per image.
+        skip_broken: leave out an image that cannot be read instead of stopping.
+    """
+
+    root: Path
+    paths: np.ndarray = field(repr=False)
+    skip_broken: bool = False
+
+    def subset(self, indices: np.ndarray) -> FileImages:
+        return replace(self, labels=self.labels[torch.from_numpy(indices)], paths=self.paths[indices])
+
+    def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        if decode is None:
+            raise UserError("images read from files need a size: give --image-size")
+        pictures, kept = [], []
+        for position, index in enumerate(indices):
+            try:
+                pictures.append(_as_array(decode(self.open(int(index)), numbers[position])))
+                kept.append(position)
+            except UserError:
+                if not self.skip_broken:
+                    raise
+        if not pictures:
+            raise UserError(
+                f"none of the {len(indices)} images of a batch can be read, the first is {self.path(int(indices[0]))}"
+            )
+        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2), np.array(kept)
+
+    def path(self, index: int) -> Path:
+        return self.root / str(self.paths[index])
+
+    def open(self, index: int) -> Image.Image:
+        """Decode one image to RGB; an error names the file."""
+        path = self.path(index)
+        try:
+            with Image.open(path) as picture:
+                return picture.convert("RGB")
+        except FileNotFoundError as error:
+            raise UserError(f"image {path} is missing (leave it out with --skip-broken)") from error
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise UserError(f"image {path} cannot be read: {error} (leave it out with --skip-broken)") from error
+
+
+def _as_array(picture: Image.Image) -> np.ndarray:
+    return np.asarray(picture, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """One data set as a method sees it: what to train on, what to choose on, what to report on."""
+
+    name: str
+    train: Images
+    validation: Images | None
+    test: Images | None
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def split(self, name: str) -> Images:
+        """The split called train, validation or test; an error says what to do when there is none."""
+        found: Images | None = getattr(self, name)
+        if found is None:
+            remedy = "train with --validation 0.1" if name == "validation" else "give --test-list"
+            raise UserError(f"{self.name} has no {name} split here; {remedy}")
+        return found

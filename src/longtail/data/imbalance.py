@@ -1,0 +1,67 @@
+"""Long-tailed class counts, and the images that are kept to reach them.
+
+Exponential: `n_j = floor(n_max * (1 / factor) ** (j / (K - 1)))`. Step: the first half of the
+classes keeps `n_max`, the rest `floor(n_max / factor)`. The factor is `n_max / n_min`.
+
+Paper: Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019 (exponential);
+Buda et al., A systematic study of the class imbalance problem, Neural Networks 2018 (step).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longtail.errors import UserError, choose
+
+PROFILES = ("exp", "step", "none")
+
+
+def long_tail_counts(num_classes: int, largest: int, factor: float, profile: str = "exp") -> np.ndarray:
+    """Images per class, head to tail, (K,) int64.
+
+    >>> long_tail_counts(10, 5000, 100).tolist()
+    [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+    """
+    choose("profile", profile, PROFILES)
+    if not factor >= 1:
+        raise UserError(f"the imbalance factor is n_max / n_min and must be at least 1, not {factor}")
+    if profile == "none" or num_classes == 1:
+        return np.full(num_classes, largest)
+    if profile == "step":
+        tail = np.arange(num_classes) >= num_classes // 2
+        return np.where(tail, int(largest / factor), largest)
+    counts = [int(largest * (1 / factor) ** (j / (num_classes - 1))) for j in range(num_classes)]
+    return np.array(counts)
+
+
+def long_tail_indices(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
+    """Which images to keep, sorted: `counts[c]` of class c, chosen by the seed alone.
+
+    For one seed a smaller count keeps a subset of what a larger count keeps.
+    """
+    kept = []
+    for label, count in enumerate(counts):
+        of_class = np.flatnonzero(labels == label)
+        if count < 1:
+            raise UserError(f"class {label} is left without images (count {count}); use a smaller imbalance factor")
+        if count > len(of_class):
+            raise UserError(f"class {label} has {len(of_class)} images, {count} are asked for")
+        kept.append(np.random.default_rng((seed, label)).permutation(of_class)[:count])
+    return np.sort(np.concatenate(kept))
+
+
+def validation_indices(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut a stratified validation split: (training indices, validation indices), both sorted.
+
+    Each class gives `round(fraction * n)` images, at least one if it has two, and keeps at least one.
+    """
+    if not 0 < fraction < 1:
+        raise UserError(f"the validation fraction must lie between 0 and 1, not {fraction}")
+    held_out = []
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        count = min(max(round(fraction * len(of_class)), 1), len(of_class) - 1)
+        # The third entry keeps this draw apart from the one that chose the long tail with the same seed.
+        held_out.append(np.random.default_rng((seed, int(label), 1)).permutation(of_class)[:count])
+    validation = np.sort(np.concatenate(held_out))
+    return np.setdiff1d(np.arange(len(labels)), validation), validation

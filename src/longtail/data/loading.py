@@ -1,0 +1,75 @@
+"""From a plan of draws to batches on a device, read here or in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from longtail.data.augment import Transform
+from longtail.data.images import FileImages, Images, MemoryImages
+from longtail.data.samplers import Draw
+
+
+@dataclass
+class Batch:
+    """Normalised images (B, C, H, W), labels (B,), and where in the set they stand (B,)."""
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+
+
+class _DrawnBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
+    """A map from draws to augmented uint8 batches; what a worker process runs."""
+
+    def __init__(self, images: Images, transform: Transform) -> None:
+        self.images = images
+        self.transform = transform
+
+    def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+        numbers = self.transform.numbers(draw.first, len(draw.indices))
+        decode = self.transform.decode
+        split = decode.columns if decode else 0
+        pixels, kept = self.images.read(draw.indices, decode, numbers[:, :split])
+        pixels = self.transform.augment(pixels, torch.from_numpy(numbers[kept][:, split:]))
+        indices = torch.from_numpy(draw.indices[kept])
+        return pixels, self.images.labels[indices], indices
+
+
+def load(
+    images: Images, transform: Transform, plan: Iterable[Draw], *, workers: int = 0, device: torch.device | None = None
+) -> Iterator[Batch]:
+    """Yield the batches of a plan in its order.
+
+    Images in memory are augmented on the device they lie on; files are decoded and augmented in
+    `workers` processes (0: in this one).
+    """
+    device = device or torch.device("cpu")
+    drawn = _DrawnBatches(images, transform)
+    source: Iterable[tuple[Tensor, Tensor, Tensor]]
+    if isinstance(images, FileImages):
+        source = DataLoader(drawn, batch_size=None, sampler=plan, num_workers=workers, pin_memory=device.type == "cuda")
+    else:
+        source = map(drawn.__getitem__, plan)
+    for pixels, labels, indices in source:
+        moved = pixels.to(device, non_blocking=True)
+        yield Batch(transform.normalise(moved), labels.to(device, non_blocking=True), indices)
+
+
+def in_order(size: int, batch_size: int, *, first: int = 0, rank: int = 0, world_size: int = 1) -> list[Draw]:
+    """Every image once: whole batches, dealt out to the processes in turn.
+
+    `first` is the number of the first draw: a later augmented pass starts where the last ended.
+    """
+    starts = range(rank * batch_size, size, world_size * batch_size)
+    return [Draw(first + start, np.arange(start, min(start + batch_size, size))) for start in starts]
+
+
+def resident(images: Images, device: torch.device) -> Images:
+    """Move images that fit in memory to the device once; files stay where they are."""
+    return images.to(device) if isinstance(images, MemoryImages) else images

@@ -1,0 +1,115 @@
+"""Which images come in which order: an endless stream of draws, a pure function of the seed.
+
+Epoch e of a sampler is a fixed list of as many indices as the data set has; epochs follow one
+another without a seam and are cut into batches, so every batch is full. Because batch number s
+is computed from the seed and s alone, a run resumes at any step and any number of processes
+share one stream: process r takes the r-th part of each batch.
+
+| name | probability of class c |
+|---|---|
+| instance | n_c (every image once an epoch) |
+| class-balanced | equal |
+| square-root | sqrt(n_c) |
+| progressive | from instance to class-balanced, linearly over the epochs |
+| reversed | 1 / n_c |
+| oversample | equal, every class brought up to the largest, no image left out |
+| undersample | equal, every class cut down to the smallest, no image twice |
+
+Papers: Kang et al., Decoupling Representation and Classifier, ICLR 2020 (the first four);
+Zhou et al., BBN, CVPR 2020 (reversed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from longtail.errors import choose
+
+EXPONENTS = {"instance": 1.0, "class-balanced": 0.0, "square-root": 0.5, "reversed": -1.0}
+SAMPLERS = (*EXPONENTS, "progressive", "oversample", "undersample")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One batch to read: the number of its first draw in the whole stream, and the indices drawn."""
+
+    first: int
+    indices: np.ndarray
+
+
+class Sampler:
+    """The stream of draws over a labelled set.
+
+    Args:
+        labels: (N,) class of each image.
+        name: one of `SAMPLERS`.
+        seed: two samplers with one seed draw the same stream.
+        epochs: the length `progressive` is stretched over.
+    """
+
+    def __init__(self, labels: np.ndarray, name: str = "instance", *, seed: int = 0, epochs: float = 1) -> None:
+        self.name = choose("sampler", name, SAMPLERS)
+        self.seed = seed
+        self.epochs = epochs
+        order = np.argsort(labels, kind="stable")
+        _, counts = np.unique(labels, return_counts=True)
+        self._members = np.split(order, np.cumsum(counts)[:-1])
+        self._counts = counts
+        self._size = len(labels)
+        self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
+
+    @property
+    def epoch_length(self) -> int:
+        """Draws in an epoch: the size of the data set, except for over- and under-sampling."""
+        if self.name == "oversample":
+            return int(self._counts.max()) * len(self._counts)
+        if self.name == "undersample":
+            return int(self._counts.min()) * len(self._counts)
+        return self._size
+
+    def class_probabilities(self, epoch: int) -> np.ndarray:
+        """Probability of each class that is present, (classes present,)."""
+        if self.name == "progressive":
+            progress = min(epoch / max(self.epochs - 1, 1), 1.0)
+            instance = self._counts / self._size
+            return (1 - progress) * instance + progress / len(self._counts)
+        weights = self._counts ** EXPONENTS.get(self.name, 0.0)
+        return np.asarray(weights / weights.sum())
+
+    def _draw_epoch(self, epoch: int) -> np.ndarray:
+        rng = np.random.default_rng((self.seed, epoch))
+        if self.name == "instance":
+            return rng.permutation(self._size)
+        if self.name in ("oversample", "undersample"):
+            size = self.epoch_length // len(self._counts)
+            return rng.permutation(np.concatenate([_resize(members, size, rng) for members in self._members]))
+        classes = rng.choice(len(self._counts), size=self._size, p=self.class_probabilities(epoch))
+        within = (rng.random(self._size) * self._counts[classes]).astype(np.int64)
+        starts = np.cumsum(self._counts) - self._counts
+        return np.concatenate(self._members)[starts[classes] + within]
+
+    def draws(self, first: int, count: int) -> Draw:
+        """`count` draws of the stream from number `first` on."""
+        parts, number, left = [], first, count
+        while left:
+            epoch, position = divmod(number, self.epoch_length)
+            part = self._epoch(epoch)[position : position + left]
+            parts.append(part)
+            number += len(part)
+            left -= len(part)
+        return Draw(first, np.concatenate(parts))
+
+    def batch(self, step: int, batch_size: int, rank: int = 0, world_size: int = 1) -> Draw:
+        """The part of batch `step` that belongs to process `rank`; `batch_size` is the whole batch."""
+        start = batch_size * rank // world_size
+        stop = batch_size * (rank + 1) // world_size
+        return self.draws(step * batch_size + start, stop - start)
+
+
+def _resize(members: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """`size` members: each equally often, the remainder without replacement."""
+    whole, rest = divmod(size, len(members))
+    return np.concatenate([np.tile(members, whole), rng.choice(members, size=rest, replace=False)])

@@ -1,0 +1,30 @@
+"""The plain classifier every decision-boundary method starts from: a backbone and a linear head."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from longtail.backbones import num_features
+
+
+class Classifier(nn.Module):
+    """Images (N, C, H, W) to logits (N, K): `head(backbone(images))`.
+
+    >>> import torch
+    >>> from longtail.backbones import build_backbone
+    >>> model = Classifier(build_backbone("digits", in_channels=1), num_classes=10)
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, backbone: nn.Module, num_classes: int, *, head: type[nn.Module] = nn.Linear) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head(num_features(backbone), num_classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features (N, D)."""
+        return self.backbone(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images))

@@ -1,0 +1,67 @@
+"""Running a frozen network over a split, alone or shared among processes, with one and the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from longtail.data.augment import Transform
+from longtail.data.images import Images
+from longtail.data.loading import in_order, load
+from longtail.display import Display
+from longtail.world import World
+
+BATCH = 256
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (batch-norm statistics fixed), then back to the mode before."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def predict(
+    model: nn.Module,
+    images: Images,
+    transform: Transform,
+    world: World,
+    *,
+    workers: int = 0,
+    display: Display | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (N, K) float32 and labels (N,) of every image, in the order of the set.
+
+    The processes of `world` take whole batches in turn, so that the result does not depend on their
+    number. Images that were skipped as broken are left out.
+    """
+    plan = in_order(len(images), BATCH, rank=world.rank, world_size=world.size)
+    display = display if display and world.is_main else Display(quiet=True)
+    logits: list[Tensor] = []
+    indices: list[Tensor] = []
+    with evaluating(model), display.task("evaluating", len(images)) as task:
+        for batch in load(images, transform, plan, workers=workers, device=world.device):
+            logits.append(model(batch.images).float().cpu())
+            indices.append(batch.indices)
+            task.advance(len(batch.indices) * world.size)
+    return collect(torch.cat(logits).numpy() if logits else None, torch.cat(indices).numpy(), images, world)
+
+
+def collect(
+    logits: np.ndarray | None, indices: np.ndarray, images: Images, world: World
+) -> tuple[np.ndarray, np.ndarray]:
+    """Put the parts of all processes together by sample index, each sample once."""
+    parts = world.gather((logits, indices))
+    everywhere = np.concatenate([part for _, part in parts])
+    values = np.concatenate([part for part, _ in parts if part is not None])
+    order, first = np.unique(everywhere, return_index=True)
+    return values[first], images.labels.numpy()[order]

@@ -1,0 +1,144 @@
+"""A run's folder: what was trained, on what, and the weights that came out.
+
+    RUN/run.json              configuration, versions, class names and counts
+    RUN/metrics.jsonl         one line per evaluation
+    RUN/checkpoint.safetensors  to go on from; removed when training is done
+    RUN/model.safetensors     the trained network
+
+A calibrated model is a run folder too, so every command takes either.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from longtail.backbones import build_backbone
+from longtail.config import TrainConfig, from_dict, to_dict
+from longtail.data import open_splits
+from longtail.data.augment import Transform, clean_transform, training_transform
+from longtail.data.images import MemoryImages, Splits
+from longtail.errors import UserError, choose
+from longtail.files import sha256, write_json
+from longtail.methods import TRAIN_METHODS
+from longtail.tensors import read_tensors
+
+RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
+    "run.json",
+    "model.safetensors",
+    "checkpoint.safetensors",
+    "metrics.jsonl",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists; `details` is the content of its `run.json`."""
+
+    folder: Path
+    details: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Open an existing run; an error says what is missing."""
+        try:
+            details = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}") from error
+        except json.JSONDecodeError as error:
+            raise UserError(f"{folder / RUN_FILE} is damaged: {error}") from error
+        return cls(folder, details)
+
+    @classmethod
+    def create(cls, folder: Path, config: TrainConfig, splits: Splits) -> Run:
+        """Describe a new run and write its `run.json`."""
+        sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
+        details = {
+            "config": to_dict(config),
+            "data": {
+                "name": splits.name,
+                "channels": image_channels(splits),
+                "class_names": list(splits.train.class_names),
+                "class_counts": splits.train.class_counts.tolist(),
+                "images": sizes,
+            },
+            "versions": versions(),
+            "command": sys.argv[1:],
+        }
+        write_json(folder / RUN_FILE, details)
+        return cls(folder, details)
+
+    @property
+    def config(self) -> TrainConfig:
+        return from_dict(self.details["config"])
+
+    @property
+    def class_counts(self) -> np.ndarray:
+        """Training images per class, (K,) int64."""
+        return np.array(self.details["data"]["class_counts"])
+
+    @property
+    def class_names(self) -> list[str]:
+        return list(self.details["data"]["class_names"])
+
+    @property
+    def model_path(self) -> Path:
+        """The trained weights; an error says how to finish a run that has none yet."""
+        path = self.folder / MODEL_FILE
+        if not path.is_file():
+            raise UserError(f"{self.folder} is not finished: go on with `longtail train --out {self.folder} --resume`")
+        return path
+
+    def model_hash(self) -> str:
+        return sha256(self.model_path)
+
+    def load_model(self) -> nn.Module:
+        """The trained network, in evaluation mode."""
+        model = build_model(self.config, torch.from_numpy(self.class_counts), self.details["data"]["channels"])
+        weights, _ = read_tensors(self.model_path)
+        model.load_state_dict(weights)
+        return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+
+    def splits(self, root: str | None = None) -> Splits:
+        """The data the run was trained on, found again; `root` if it has moved."""
+        config = replace(self.config, root=root) if root else self.config
+        splits = open_splits(config)
+        if splits.train.class_counts.tolist() != self.details["data"]["class_counts"]:
+            raise UserError(f"the data at hand are not those of {self.folder}: the class counts differ")
+        return splits
+
+    def transforms(self, splits: Splits) -> tuple[Transform, Transform]:
+        """(augmenting, clean): how training saw images, and how test images are shown."""
+        return transforms(self.config, splits)
+
+
+def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Transform, Transform]:
+    """(augmenting, clean) transforms of a configuration; streams differ in their random numbers."""
+    size = config.image_size
+    seed = int(np.random.SeedSequence((config.seed, stream)).generate_state(1, np.uint64)[0])
+    augmenting = training_transform(config.augment, splits.mean, splits.std, image_size=size, seed=seed)
+    return augmenting, clean_transform(config.augment, splits.mean, splits.std, image_size=size)
+
+
+def build_model(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> nn.Module:
+    """A new network of a configuration with random weights."""
+    method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
+    return method.model(build_backbone(config.backbone, channels), class_counts)
+
+
+def image_channels(splits: Splits) -> int:
+    return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3
+
+
+def versions() -> dict[str, str]:
+    packages = ("longtail", "torch", "numpy", "scipy", "scikit-learn", "pillow")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

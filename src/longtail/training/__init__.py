@@ -1,0 +1,1 @@
+"""Stage one: the loop, its plan, its checkpoints."""

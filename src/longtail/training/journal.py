@@ -1,0 +1,185 @@
+"""What a training run leaves on disk while it goes on, and how it is found again."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from longtail.config import TrainConfig, differences
+from longtail.data.images import Splits
+from longtail.errors import UserError
+from longtail.files import write_text
+from longtail.metrics import SHOTS, Metrics
+from longtail.runs import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
+from longtail.tensors import write_tensors
+from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from longtail.training.plan import Plan
+from longtail.world import World
+
+
+class Journal:
+    """The files of one run: description, metrics, checkpoint, final weights. Only rank 0 writes."""
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, splits: Splits, world: World, *, tensorboard: bool = False
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.splits = splits
+        self.world = world
+        self.loss_sum = torch.zeros((), dtype=torch.float64)
+        self.loss_steps = 0
+        self._board = _open_tensorboard(folder / "tensorboard") if tensorboard and world.is_main else None
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / MODEL_FILE).is_file()
+
+    def begin(self, state: TrainState, *, resume: bool) -> None:
+        """Open the folder: refuse to overwrite a run, or restore the state of the one there is."""
+        exists = (self.folder / RUN_FILE).is_file()
+        if exists and not resume:
+            raise UserError(f"{self.folder} holds a run already; go on with --resume or choose another --out")
+        if not exists and resume:
+            raise UserError(f"nothing to resume in {self.folder}: it holds no run")
+        if exists:
+            self._restore(state)
+        self.world.barrier()
+        if self.world.is_main and not exists:
+            Run.create(self.folder, self.config, self.splits)
+        self.world.barrier()
+
+    def _restore(self, state: TrainState) -> None:
+        changed = differences(Run.open(self.folder).config, self.config)
+        if changed:
+            raise UserError(f"{self.folder} was started with another configuration ({'; '.join(changed)})")
+        checkpoint = self.folder / CHECKPOINT_FILE
+        if self.finished or not checkpoint.is_file():
+            return
+        header = load_checkpoint(checkpoint, state)
+        if header["processes"] != self.world.size:
+            raise UserError(
+                f"{checkpoint} was written by {header['processes']} processes, there are {self.world.size} now; "
+                "a run goes on with the number it began with"
+            )
+        self.loss_sum.fill_(header["loss_sum"])
+        self.loss_steps = header["loss_steps"]
+        self.world.barrier()
+        if self.world.is_main:
+            self._forget_after(state.step)
+
+    def _forget_after(self, step: int) -> None:
+        """Drop metrics that were written after the checkpoint: they will be written again."""
+        path = self.folder / METRICS_FILE
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            write_text(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+
+    def add(self, loss: Tensor) -> None:
+        """Count the loss of one step into the mean that is recorded next."""
+        self.loss_sum = self.loss_sum.to(loss.device) + loss
+        self.loss_steps += 1
+
+    def mean_loss(self) -> float:
+        """Mean loss since the last record, over all processes; an error if it is no longer finite."""
+        total = torch.stack([self.loss_sum, torch.tensor(float(self.loss_steps), device=self.loss_sum.device)])
+        loss_sum, steps = self.world.sum(total.double()).tolist()
+        mean = loss_sum / max(steps, 1)
+        if not math.isfinite(mean):
+            raise UserError("the loss is no longer finite; use a smaller --lr or a longer --warmup")
+        return mean
+
+    def record(self, plan: Plan, state: TrainState, loss: float, metrics: Metrics | None, speed: float) -> str:
+        """Append a line to the metrics file; returns the same for people."""
+        entry: dict[str, Any] = {
+            "step": state.step,
+            "epoch": round(state.step * plan.batch_size / plan.epoch_images, 3),
+            "images": state.step * plan.batch_size,
+            "loss": loss,
+            "lr": plan.learning_rate(state.step - 1),
+            "images_per_s": round(speed, 1),
+        }
+        text = f"epoch {entry['epoch']:.1f}/{plan.progress(0).epochs:.0f}  loss {loss:.4f}"
+        if metrics:
+            scores = metrics.to_dict()
+            entry["validation"] = {name: scores[name] for name in ("top1", "balanced", *SHOTS, "macro_f1")}
+            text += f"  validation: top-1 {100 * metrics.top1:.1f}, balanced {100 * metrics.balanced:.1f}"
+        if self.world.is_main:
+            with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+            self._draw(entry)
+        self.loss_sum.zero_()
+        self.loss_steps = 0
+        return text
+
+    def _draw(self, entry: dict[str, Any]) -> None:
+        """The same numbers for TensorBoard."""
+        if self._board is None:
+            return
+        scalars = {f"train/{name}": entry[name] for name in ("loss", "lr", "images_per_s")}
+        scalars |= {f"validation/{name}": value for name, value in entry.get("validation", {}).items()}
+        for name, value in scalars.items():
+            if value is not None:
+                self._board.add_scalar(name, value, entry["step"])
+        self._board.flush()
+
+    def save(self, state: TrainState) -> None:
+        """Write the checkpoint."""
+        header = {
+            "processes": self.world.size,
+            "loss_sum": float(self.loss_sum),
+            "loss_steps": self.loss_steps,
+        }
+        if self.world.is_main:
+            save_checkpoint(self.folder / CHECKPOINT_FILE, state, header)
+        self.world.barrier()
+
+    def finish(self, state: TrainState) -> None:
+        """Write the final weights; the checkpoint is no longer needed."""
+        if self.world.is_main:
+            write_tensors(self.folder / MODEL_FILE, state.model.state_dict(), {"step": state.step})
+            (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
+        self.world.barrier()
+
+
+def _open_tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UserError("--tensorboard needs the extra: pip install 'longtail[tensorboard]'") from error
+    return SummaryWriter(str(folder))
+
+
+class StopRequest:
+    """Turns Ctrl-C and the scheduler's SIGTERM into a wish to stop after the current step."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __enter__(self) -> Self:
+        # Only the main thread may set handlers; elsewhere the caller stops training its own way.
+        in_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+        self._before = {number: signal.signal(number, self._ask) for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def requested(self, world: World) -> bool:
+        """Whether any process was asked to stop."""
+        return bool(world.sum(torch.tensor(float(self._asked), device=world.device)))

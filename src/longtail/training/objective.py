@@ -1,0 +1,40 @@
+"""What a stage-one method minimises: one number from a network, its batches and the progress so far.
+
+A method that needs several streams of images (BBN, Hybrid-SC) gets one batch of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from longtail.data.loading import Batch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands: `step` of `steps`, `epoch` (from 0) of `epochs`."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: float
+
+    @property
+    def fraction(self) -> float:
+        """Share of the steps that are done, from 0 towards 1."""
+        return self.step / self.steps
+
+
+class Objective(nn.Module):
+    """`loss(logits, target)` on one stream of images; methods with more to say have their own."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
+        (batch,) = batches
+        return self.loss(model(batch.images), batch.labels)

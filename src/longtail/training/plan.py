@@ -1,0 +1,60 @@
+"""The course of a training run, computed from its configuration: steps, epochs, learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from longtail.config import TrainConfig
+from longtail.training.objective import Progress
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, and how fast.
+
+    Args:
+        steps: batches in all.
+        batch_size: images per batch over all processes and streams.
+        epoch_images: images of one epoch.
+        lr: learning rate after warm-up.
+        warmup: steps over which the learning rate rises.
+    """
+
+    steps: int
+    batch_size: int
+    epoch_images: int
+    lr: float
+    warmup: int = 0
+
+    @classmethod
+    def of(cls, config: TrainConfig, train_images: int) -> Plan:
+        if config.iterations is not None:
+            steps = config.iterations
+        else:
+            assert config.epochs is not None  # TrainConfig has one of the two
+            steps = math.ceil(config.epochs * train_images / config.batch_size)
+        return cls(steps, config.batch_size, train_images, config.lr, config.warmup)
+
+    def epoch(self, step: int) -> int:
+        """Whole epochs done before a step."""
+        return step * self.batch_size // self.epoch_images
+
+    def progress(self, step: int) -> Progress:
+        return Progress(step, self.steps, self.epoch(step), self.steps * self.batch_size / self.epoch_images)
+
+    def due(self, step: int, every: int) -> bool:
+        """Whether `every` epochs have passed at the end of this step; always after the last."""
+        return step + 1 == self.steps or self.epoch(step + 1) // every > self.epoch(step) // every
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine down to 0.
+
+        >>> plan = Plan(steps=100, batch_size=1, epoch_images=1, lr=1.0, warmup=10)
+        >>> plan.learning_rate(0), plan.learning_rate(10), round(plan.learning_rate(55), 3)
+        (0.1, 1.0, 0.5)
+        """
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        share = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.lr * (1 + math.cos(math.pi * share)) / 2

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+import torch
+
+from longtail.data.augment import AUGMENTATIONS, ColorJitter, Crop, Cutout, Flip, clean_transform, training_transform
+from longtail.data.autoaugment import CIFAR_POLICY, AutoAugment
+from longtail.errors import UserError
+
+PIXELS = torch.randint(1, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+NUMBERS = torch.rand(64, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_crop_is_a_window_of_the_padded_image():
+    out = Crop(4)(PIXELS, NUMBERS[:, :2])
+    padded = torch.nn.functional.pad(PIXELS, (4, 4, 4, 4))
+    for i in range(64):
+        top, left = (int(number * 9) for number in NUMBERS[i, :2])
+        assert torch.equal(out[i], padded[i, :, top : top + 32, left : left + 32])
+
+
+def test_flip_mirrors_below_one_half():
+    out = Flip()(PIXELS, NUMBERS[:, :1])
+    for i in range(64):
+        assert torch.equal(out[i], PIXELS[i].flip(2) if NUMBERS[i, 0] < 0.5 else PIXELS[i])
+
+
+def test_cutout_is_a_square_of_sixteen_cut_off_at_the_border():
+    out = Cutout(16)(PIXELS, NUMBERS[:, :2])
+    for i in range(64):
+        expected = PIXELS[i].clone()
+        y, x = (int(number * 32) for number in NUMBERS[i, :2])
+        expected[:, max(y - 8, 0) : y + 8, max(x - 8, 0) : x + 8] = 0
+        assert torch.equal(out[i], expected)
+
+
+def test_jitter_in_the_middle_changes_nothing():
+    assert torch.equal(ColorJitter()(PIXELS, torch.full((64, 3), 0.5)), PIXELS)
+    assert not torch.equal(ColorJitter()(PIXELS, torch.full((64, 3), 0.9)), PIXELS)
+
+
+def test_autoaugment_applies_the_drawn_pair_in_order():
+    augment = AutoAugment()
+    policy = next(i for i, pair in enumerate(CIFAR_POLICY) if pair[0][0] == "solarize" and pair[1][0] == "autocontrast")
+    numbers = torch.tensor([[(policy + 0.5) / 25, 0.0, 0.9, 0.0, 0.9]], dtype=torch.float64)
+    from longtail.data import pixel_ops
+
+    threshold = torch.tensor([256 - 256 * CIFAR_POLICY[policy][0][2] / 9])
+    expected = pixel_ops.autocontrast(pixel_ops.solarize(PIXELS[:1], threshold), threshold)
+    assert torch.equal(augment(PIXELS[:1], numbers), expected)
+    neither = torch.tensor([[(policy + 0.5) / 25, 0.95, 0.9, 0.95, 0.9]], dtype=torch.float64)
+    assert torch.equal(augment(PIXELS[:1], neither), PIXELS[:1])
+
+
+def test_every_policy_line_is_drawn_equally_often():
+    drawn = (torch.rand(100_000, generator=torch.Generator().manual_seed(3)) * 25).long()
+    assert torch.bincount(drawn, minlength=25).float().std() / 4000 < 0.03
+    assert len(CIFAR_POLICY) == 25
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_an_image_is_augmented_the_same_way_in_any_batch(name):
+    augment = AUGMENTATIONS[name]()
+    numbers = NUMBERS[:, : augment.columns]
+    whole = augment(PIXELS, numbers)
+    parts = torch.cat([augment(PIXELS[i : i + 7], numbers[i : i + 7]) for i in range(0, 64, 7)])
+    assert torch.equal(whole, parts)
+    assert whole.dtype == torch.uint8
+    assert whole.data_ptr() != PIXELS.data_ptr()
+
+
+def test_numbers_depend_on_seed_and_draw_alone():
+    transform = training_transform(["crop", "autoaugment", "cutout"], [0.5] * 3, [0.5] * 3, image_size=None, seed=5)
+    whole = transform.numbers(0, 1000)
+    assert whole.shape == (1000, 9)
+    np.testing.assert_array_equal(transform.numbers(400, 200), whole[400:600])
+    other = training_transform(["crop", "autoaugment", "cutout"], [0.5] * 3, [0.5] * 3, image_size=None, seed=6)
+    assert (other.numbers(0, 1000) != whole).all()
+    assert whole.mean(0) == pytest.approx(0.5, abs=0.05)
+    assert np.abs(np.corrcoef(whole.T) - np.eye(9)).max() < 0.12
+
+
+def test_normalising_gives_mean_zero_and_unit_deviation():
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+    out = clean_transform([], mean, std, image_size=None).normalise(PIXELS)
+    expected = (PIXELS.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_unknown_augmentation_lists_the_known_ones():
+    with pytest.raises(UserError, match="choose from: crop, .*resized-crop"):
+        training_transform(["crp"], [0.5], [0.5], image_size=None, seed=0)

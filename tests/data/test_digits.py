@@ -1,0 +1,29 @@
+import torch
+
+from longtail.config import DataConfig
+from longtail.data import open_splits
+from longtail.data.digits import MEAN, STD, read_digits
+
+
+def test_digits_are_real_split_and_never_shared():
+    train, test = read_digits()
+    assert len(train) + len(test) == 1797
+    assert test.class_counts.tolist() == [60] * 10
+    assert train.pixels.shape[1:] == (1, 8, 8)
+    assert int(train.pixels.max()) == 255
+    pixels = train.pixels.float() / 255
+    assert abs(float(pixels.mean()) - MEAN[0]) < 0.01
+    assert abs(float(pixels.std()) - STD[0]) < 0.01
+
+
+def test_test_split_does_not_depend_on_the_seed():
+    first, second = (open_splits(DataConfig(data="digits", profile="exp", imbalance=20, seed=s)) for s in (0, 1))
+    assert torch.equal(first.test.pixels, second.test.pixels)
+    assert first.train.class_counts.tolist() == second.train.class_counts.tolist()
+    assert not torch.equal(first.train.pixels, second.train.pixels)
+
+
+def test_no_image_is_in_two_splits():
+    splits = open_splits(DataConfig(data="digits", profile="exp", imbalance=20))
+    as_sets = [{bytes(p.numpy().tobytes()) for p in part.pixels} for part in (splits.train, splits.validation)]
+    assert len(as_sets[0] & as_sets[1]) <= 1  # the digits hold a few equal images
