@@ -26,6 +26,6 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     names = list(valid)
     if name in names:
         return name
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise UserError(f"unknown {kind} {name!r}{hint}; choose from: {', '.join(names)}")

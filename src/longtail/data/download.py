@@ -79,9 +79,7 @@ def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.
             if isinstance(error, urllib.error.HTTPError) and error.code < 500:
                 raise UserError(f"{url} cannot be fetched: {error}") from error
             if attempt == ATTEMPTS:
-                raise UserError(
-                    f"{url} cannot be fetched: {error}; the same command goes on where it stopped"
-                ) from error
+                raise UserError(f"{url} cannot be fetched: {error}; run the same command again to go on") from error
             time.sleep(pause * attempt)
     if _md5(part) != md5:
         part.unlink()

@@ -85,6 +85,8 @@ class Trainer:
         self.splits = open_splits(config)
         self.samplers = self._samplers()
         self.plan = Plan.of(config, len(self.splits.train))
+        # One augmenting transform per stream: streams of one sampler show the same images differently.
+        self.transforms = [transforms(config, self.splits, stream)[0] for stream in range(len(self.samplers))]
         self.state = self._new_state()
         self.journal = Journal(folder, config, self.splits, world, tensorboard=tensorboard)
         self.journal.begin(self.state, resume=resume)
@@ -191,15 +193,10 @@ class Trainer:
 
     def _streams(self) -> list[Iterator[Batch]]:
         images = resident(self.splits.train, self.world.device)
+        workers, device = self.config.workers, self.world.device
         return [
-            load(
-                images,
-                transforms(self.config, self.splits, stream)[0],
-                self._draws(sampler),
-                workers=self.config.workers,
-                device=self.world.device,
-            )
-            for stream, sampler in enumerate(self.samplers)
+            load(images, transform, self._draws(sampler), workers=workers, device=device)
+            for transform, sampler in zip(self.transforms, self.samplers, strict=True)
         ]
 
     def _draws(self, sampler: Sampler) -> Iterator[Draw]:

@@ -1,0 +1,89 @@
+"""What benchmarks share: real data, timing side by side, and results written with where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "docs" / "results"
+
+
+def shared_folder() -> Path:
+    """The folder with real data; LONGTAIL_SHARED says where it is."""
+    given = os.environ.get("LONGTAIL_SHARED")
+    folder = Path(given) if given else HERE.parent.parent / "shared"
+    if not folder.is_dir():
+        sys.exit(f"{folder} does not exist: set LONGTAIL_SHARED to the folder with data/")
+    return folder
+
+
+def cifar_root(name: str = "cifar10") -> Path:
+    """CIFAR unpacked below benchmarks/.data, once."""
+    root = HERE / ".data"
+    if not any(root.glob(f"{name[:5]}-{name[5:]}-*")):
+        subprocess.run([sys.executable, shared_folder() / "data" / "unpack.py", name, root], check=True)
+    return root
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def peak_memory_mb() -> float:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def provenance() -> dict[str, Any]:
+    """Command, commit, time, machine and versions: what a figure needs beside it."""
+    import torch
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = " with changes" if git("status", "--porcelain", "--", "../src") else ""
+    return {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "commit": git("rev-parse", "--short", "HEAD") + changed,
+        "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def write_results(name: str, title: str, rows: list[dict[str, Any]], notes: str, **extra: Any) -> None:
+    """Leave `docs/results/<name>.json` and a Markdown table of the same beside it."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    origin = provenance()
+    (RESULTS / f"{name}.json").write_text(json.dumps({**origin, **extra, "rows": rows}, indent=2) + "\n")
+    columns = list(rows[0])
+    lines = [f"# {title}", "", notes, "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_shown(row.get(column)) for column in columns) + " |" for row in rows]
+    lines += ["", *(f"- {key}: {value}" for key, value in {**origin, **extra}.items())]
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return "" if value is None else str(value)

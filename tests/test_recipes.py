@@ -1,0 +1,29 @@
+"""The recipes say what the paper says."""
+
+import pytest
+
+from longtail.recipes import RECIPES
+
+
+@pytest.mark.parametrize("name", ["cifar10-lt-100", "cifar10-lt-200", "cifar100-lt-100", "cifar100-lt-200"])
+def test_cifar(name):
+    recipe = RECIPES[name]
+    data, _, factor = name.split("-")
+    assert (recipe.data, recipe.profile, recipe.imbalance) == (data, "exp", float(factor))
+    assert (recipe.backbone, recipe.iterations, recipe.batch_size) == ("resnet32", 13_000, 512)
+    assert (recipe.lr, recipe.momentum, recipe.weight_decay) == (0.05, 0.9, 5e-4)
+    assert recipe.augment == ("crop", "flip", "autoaugment", "cutout")
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "epochs", "batch", "decay"),
+    [
+        ("imagenet-lt", "resnext50", 90, 256, 5e-4),
+        ("places-lt", "resnet152", 30, 128, 5e-4),
+        ("inaturalist18", "resnet50", 200, 256, 1e-4),
+    ],
+)
+def test_photographs(name, backbone, epochs, batch, decay):
+    recipe = RECIPES[name]
+    assert (recipe.backbone, recipe.epochs, recipe.batch_size, recipe.weight_decay) == (backbone, epochs, batch, decay)
+    assert (recipe.lr, recipe.profile, recipe.image_size) == (0.1, "none", 224)
