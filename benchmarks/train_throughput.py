@@ -126,9 +126,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="steps of each loop in a round")
     parser.add_argument("--batch-size", type=int, default=128)
     arguments = parser.parse_args()
-    config = replace(
-        RECIPES["cifar10-lt-100"], root=str(cifar_root()), batch_size=arguments.batch_size, device="cpu", iterations=10**6
-    )
+    recipe, size = RECIPES["cifar10-lt-100"], arguments.batch_size
+    config = replace(recipe, root=str(cifar_root()), batch_size=size, device="cpu", iterations=10**6)
     world = World(0, 1, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         trainers = [Trainer(config, Path(folder) / str(i), world, Display(quiet=True)) for i in range(2)]
@@ -156,7 +155,7 @@ def main() -> None:
         "train_throughput",
         "Training throughput",
         rows,
-        f"ResNet-32, CIFAR-10-LT 100, batch {arguments.batch_size}, SGD; medians over {arguments.rounds} rounds in turn. "
+        f"ResNet-32, CIFAR-10-LT 100, batch {size}, SGD; medians over {arguments.rounds} rounds in turn. "
         "Asked for: longtail at ≥ 0.95 of the limit and ≥ 1.2 x the plain loop.",
     )
 

@@ -8,8 +8,10 @@ import os
 # The networks of the tests are small: more threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,47 @@ def golden(shared: Path):
         return cases
 
     return read
+
+
+@pytest.fixture(scope="session")
+def cifar_features(shared: Path) -> dict[str, np.ndarray]:
+    """Real features and logits of a ResNet-32 on CIFAR-10-LT 100: see the README beside the file."""
+    with np.load(shared / "data" / "cifar10_lt100_resnet32_features.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    weight, bias = arrays["head_weight"].astype(np.float32), arrays["head_bias"].astype(np.float32)
+
+    def logits(features: np.ndarray) -> np.ndarray:
+        return features.astype(np.float32) @ weight.T + bias
+
+    return {
+        "weight": weight,
+        "bias": bias,
+        "norms": np.linalg.norm(weight.astype(np.float64), axis=1),
+        "y": arrays["train_labels"].astype(np.int64),
+        "clean": logits(arrays["train_clean"]),
+        "views": np.stack([logits(view) for view in arrays["train_views"]]),
+        "view_features": arrays["train_views"].astype(np.float32),
+        "test": logits(arrays["test"]),
+        "test_features": arrays["test"].astype(np.float32),
+        "test_y": arrays["test_labels"].astype(np.int64),
+    }
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished training run on long-tailed digits; tests that write into it take a copy."""
+    import longtail
+
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    longtail.train(replace(longtail.RECIPES["digits-lt"], device="cpu"), folder)
+    return folder
+
+
+@pytest.fixture
+def digits_copy(digits_run: Path, tmp_path: Path) -> Path:
+    """The finished run, to be written into."""
+    shutil.copytree(digits_run, tmp_path / "digits")
+    return tmp_path / "digits"
 
 
 @pytest.fixture(scope="session")

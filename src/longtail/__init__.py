@@ -11,6 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "MARC": "longtail.posthoc.marc",
+    "Outputs": "longtail.outputs",
+    "calibrate": "longtail.calibration",
+    "extract": "longtail.extraction",
+    "find_head": "longtail.head",
+    "margins": "longtail.class_means",
     "UserError": "longtail.errors",
     "Run": "longtail.runs",
     "TrainConfig": "longtail.config",

@@ -30,10 +30,10 @@ RECIPES: dict[str, TrainConfig] = {
     "digits-lt": TrainConfig(
         data="digits",
         profile="exp",
-        imbalance=20,
+        imbalance=30,
         backbone="digits",
         augment=("small-crop",),
-        epochs=40,
+        epochs=30,
         batch_size=64,
         lr=0.1,
         warmup=20,

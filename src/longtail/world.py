@@ -54,6 +54,9 @@ class World:
             dist.barrier()
 
 
+ALONE = World(0, 1, torch.device("cpu"))
+
+
 @contextmanager
 def join(device: str = "auto") -> Iterator[World]:
     """Join the processes `torchrun` started, if it did, and leave them at the end."""

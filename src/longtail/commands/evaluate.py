@@ -40,7 +40,7 @@ class Evaluate(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Evaluate, arguments, "evaluate", HELP)
-    from longtail.evaluate import evaluate_run, metrics_table
+    from longtail.evaluation import evaluate_run, metrics_table
 
     display = options.display()
     metrics, run, path = evaluate_run(

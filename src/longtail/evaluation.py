@@ -56,13 +56,20 @@ def percent(value: float | None) -> str:
 
 def metrics_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray) -> Group:
     """Overall scores, then the classes from head to tail (the ends only, if they are many)."""
-    overall = Table(title=f"{metrics.samples} images")
-    for name in ("top-1", "balanced", *SHOTS, "macro F1", "ECE"):
-        overall.add_column(name, justify="right")
-    shots = (metrics.many, metrics.medium, metrics.few)
-    scores = (metrics.top1, metrics.balanced, *shots, metrics.macro_f1, metrics.ece)
-    overall.add_row(*(percent(score) for score in scores))
+    overall = comparison_table(f"{metrics.samples} images", {"": metrics})
     return Group(overall, _class_table(metrics, class_names, class_counts))
+
+
+def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
+    """Scores of several models, one row each."""
+    table = Table("", title=title)
+    for name in ("top-1", "balanced", *SHOTS, "macro F1", "ECE"):
+        table.add_column(name, justify="right")
+    for name, metrics in rows.items():
+        shots = (metrics.many, metrics.medium, metrics.few)
+        scores = (metrics.top1, metrics.balanced, *shots, metrics.macro_f1, metrics.ece)
+        table.add_row(name, *(percent(score) for score in scores))
+    return table
 
 
 def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray) -> Table:

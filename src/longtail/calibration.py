@@ -1,0 +1,182 @@
+"""Repairing a trained classifier: any model with its loader, a run of ours, or saved logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from longtail.display import Display
+from longtail.errors import UserError
+from longtail.extraction import extract, extract_run, outputs_path
+from longtail.files import write_json
+from longtail.head import fingerprint, head_of, with_head
+from longtail.metrics import Metrics, evaluate_logits
+from longtail.outputs import Outputs
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.marc import MARC
+from longtail.runs import MODEL_FILE, RUN_FILE, Run
+from longtail.tensors import write_tensors
+from longtail.world import World
+
+CALIBRATION_FILE = "calibration.json"
+
+
+def calibrate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    method: PostHoc | None = None,
+    *,
+    validation: Iterable[Any] | None = None,
+    head: str | None = None,
+    class_counts: Any = None,
+    device: str = "auto",
+) -> tuple[nn.Module, PostHoc]:
+    """Repair a trained model: (a new model of the same class, the fitted method).
+
+    Args:
+        model: a classifier whose last layer is an `nn.Linear`; it is left as it is.
+        loader: batches of its training set, augmented as in training if you can.
+        method: what to fit (default: `MARC()`).
+        validation: batches of held-out images, for settings chosen on them.
+        head: name of the last linear layer, if it is not found by itself.
+        class_counts: (K,) training samples per class, if the loader does not show all of them.
+        device: where to run the model.
+    """
+    method = MARC() if method is None else method
+    train = extract(model, loader, head=head, class_counts=class_counts, device=device)
+    held_out = None
+    if validation is not None:
+        held_out = extract(model, validation, head=head, class_counts=train.class_counts, split="validation")
+    method.fit(train, validation=held_out)
+    linear = head_of(model, head)
+    return with_head(model, *method.fold(linear.weight, linear.bias), head), method
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Scores of one split before and after."""
+
+    split: str
+    before: Metrics
+    after: Metrics
+
+
+def compare_outputs(method: PostHoc, outputs: Outputs) -> Comparison:
+    """Score outputs as they are and repaired."""
+    before = outputs.rows().read(slice(None)).numpy()
+    after = np.asarray(method.transform(outputs))
+    scores = [evaluate_logits(logits, outputs.labels, outputs.class_counts) for logits in (before, after)]
+    return Comparison(outputs.split, *scores)
+
+
+def calibrate_run(
+    run: Run,
+    method: PostHoc,
+    name: str,
+    world: World,
+    *,
+    out: Path | None = None,
+    views: int = 1,
+    root: str | None = None,
+    workers: int = 0,
+    overwrite: bool = False,
+    display: Display | None = None,
+) -> tuple[Path, list[Comparison]]:
+    """Fit a method on a run's own training images; the repaired model becomes a run folder of its own.
+
+    Outputs are computed once and kept in the run's folder. Returns the new folder and the scores on
+    the held-out splits.
+    """
+    folder = out or run.folder / name
+    if (folder / RUN_FILE).exists() and not overwrite:
+        raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
+    options: dict[str, Any] = {"root": root, "workers": workers, "display": display}
+    train = run_outputs(run, "train", world, views=views, **options)
+    held_out = {
+        split: run_outputs(run, split, world, **options)
+        for split in ("validation", "test")
+        if split in run.details["data"]["images"]
+    }
+    method.fit(train, validation=held_out.get("validation"))
+    scores = [compare_outputs(method, outputs) for outputs in held_out.values()]
+    if world.is_main:
+        _write_model(run, method, folder, describe(method, name, train))
+        write_scores(folder, scores)
+    world.barrier()
+    return folder, scores
+
+
+def run_outputs(run: Run, split: str, world: World, *, views: int = 0, **options: Any) -> Outputs:
+    """The outputs of a run on a split: those on disk if they are the model's, else computed now."""
+    path = outputs_path(run, split, views)
+    if not path.is_file():
+        extract_run(run, split, world, views=views, **options)
+    return Outputs.open(path, model=fingerprint(run.load_model()), world=world)
+
+
+def describe(method: PostHoc, name: str, train: Outputs) -> dict[str, Any]:
+    """What was fitted, for people with another framework: the numbers and the formula."""
+    fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
+    numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
+    described: dict[str, Any] = {
+        "method": name,
+        "settings": method.get_params(),
+        "fitted_on": {"split": train.split, "views": train.views, "samples": len(train), "model": train.model},
+        "result": vars(method.result_),
+        "class_names": list(train.class_names),
+        **numbers,
+    }
+    if hasattr(method, "scale_"):
+        described["formula"] = "new_logit[j] = scale_[j] * logit[j] + shift_[j]"
+    return described
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.ndim <= 1 else f"array of shape {value.shape}, see the weights"
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _write_model(run: Run, method: PostHoc, folder: Path, description: dict[str, Any]) -> None:
+    """The repaired network and its description, as a run folder."""
+    model = run.load_model()
+    head = head_of(model)
+    repaired = with_head(model, *method.fold(head.weight, head.bias))
+    write_tensors(folder / MODEL_FILE, repaired.state_dict(), {"calibrated_from": description["fitted_on"]["model"]})
+    write_json(folder / CALIBRATION_FILE, description)
+    # Last, because a folder counts as a run when this file is there.
+    write_json(
+        folder / RUN_FILE, {**run.details, "calibration": {"method": description["method"], "from": str(run.folder)}}
+    )
+
+
+def write_scores(folder: Path, scores: list[Comparison]) -> None:
+    """Scores before and after, one file per split."""
+    for score in scores:
+        values = {"split": score.split, "before": score.before.to_dict(), "after": score.after.to_dict()}
+        write_json(folder / f"before-after-{score.split}.json", values)
+
+
+def calibrate_files(
+    train: Outputs, method: PostHoc, name: str, out: Path, held_out: list[Outputs], *, overwrite: bool = False
+) -> list[Comparison]:
+    """Fit a method on saved logits; writes its numbers, the scores and the repaired held-out logits."""
+    if (out / CALIBRATION_FILE).exists() and not overwrite:
+        raise UserError(f"{out} holds a calibration already; choose another --out or replace it with --overwrite")
+    validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
+    method.fit(train, validation=validation)
+    scores = [compare_outputs(method, outputs) for outputs in held_out]
+    out.mkdir(parents=True, exist_ok=True)
+    for outputs in held_out:
+        repaired = np.asarray(method.transform(outputs))
+        Outputs(outputs.labels, outputs.class_counts, logits=repaired, split=outputs.split).save(
+            out / f"{outputs.split}-calibrated.safetensors"
+        )
+    write_scores(out, scores)
+    write_json(out / CALIBRATION_FILE, describe(method, name, train))
+    return scores

@@ -1,0 +1,132 @@
+"""`longtail calibrate`: stage two."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from longtail.commands.common import Output, parse
+from longtail.errors import UserError
+
+if TYPE_CHECKING:
+    from longtail.calibration import Comparison
+
+HELP = """Repair a trained classifier: MARC by default, any post-hoc method by name.
+
+Of a run of ours, the model is run once over its training images (one augmented view), the method
+is fitted, and the repaired model is written as a run folder of its own, RUN/METHOD.
+
+Of saved logits, no model is needed: a .npz with logits (N, K) and labels (N,), a .npy with --labels,
+a .csv with a column called label, or .safetensors. Give the logits of training images; held-out
+logits (--validation, --test) are scored before and after. If the file also has head_weight, MARC
+scales its shifts by the norms of the class vectors; without it they are 1.
+
+Examples:
+  longtail calibrate runs/digits
+  longtail calibrate runs/c10 --options gamma auto
+  longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
+  longtail calibrate train.npz --test test.npz --out calibrated
+"""
+
+
+@dataclass(frozen=True)
+class Calibrate(Output):
+    """What to repair, and how."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """Folder of a finished run, or a file of saved logits and labels."""
+    method: str = "marc"
+    """Post-hoc method; `longtail methods` lists them."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Settings of the method, as name value pairs."""
+    out: Path | None = None
+    """Where the result goes (default: RUN/METHOD; needed for a file)."""
+    overwrite: bool = False
+    """Replace what is there."""
+
+    views: int = 1
+    """Run: augmented passes over the training images; 0 for clean images."""
+    root: str | None = None
+    """Run: folder of the data set, if it has moved since training."""
+    device: str = "auto"
+    """Run: auto, cpu, cuda, …"""
+    workers: int = 4
+    """Run: processes that decode images read from files."""
+
+    labels: Path | None = None
+    """File: labels of a .npy file of logits."""
+    validation: Path | None = None
+    """File: held-out logits and labels, for settings chosen on them."""
+    test: Path | None = None
+    """File: logits and labels to report on."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Calibrate, arguments, "calibrate", HELP)
+    return _calibrate_run(options) if options.source.is_dir() else _calibrate_file(options)
+
+
+def _calibrate_run(options: Calibrate) -> int:
+    from longtail.calibration import calibrate_run
+    from longtail.methods import build_posthoc
+    from longtail.runs import Run
+    from longtail.world import join
+
+    method = build_posthoc(options.method, options.options)
+    run = Run.open(options.source)
+    with join(options.device) as world:
+        folder, scores = calibrate_run(
+            run,
+            method,
+            options.method,
+            world,
+            out=options.out,
+            views=options.views,
+            root=options.root,
+            workers=options.workers,
+            overwrite=options.overwrite,
+            display=options.display(),
+        )
+        if world.is_main:
+            _show(options, method, scores, folder)
+            options.display().line(f"score it with: longtail evaluate {shlex.quote(str(folder))}")
+    return 0
+
+
+def _calibrate_file(options: Calibrate) -> int:
+    from longtail.calibration import calibrate_files
+    from longtail.logit_files import read_outputs
+    from longtail.methods import build_posthoc
+
+    if options.out is None:
+        raise UserError("say where the result goes: --out FOLDER")
+    method = build_posthoc(options.method, options.options)
+    train = read_outputs(options.source, options.labels)
+    held_out = [
+        read_outputs(path, split=split)
+        for split, path in (("validation", options.validation), ("test", options.test))
+        if path is not None
+    ]
+    scores = calibrate_files(train, method, options.method, options.out, held_out, overwrite=options.overwrite)
+    _show(options, method, scores, options.out)
+    if not held_out:
+        options.display().line("no held-out logits were given (--test FILE), so nothing is scored")
+    return 0
+
+
+def _show(options: Calibrate, method: Any, scores: list[Comparison], folder: Path) -> None:
+    from longtail.evaluation import comparison_table
+
+    display = options.display()
+    for score in scores:
+        display.table(comparison_table(score.split, {"before": score.before, options.method: score.after}))
+    result = method.result_
+    state = "solved" if result.converged else "NOT solved"
+    display.line(f"{options.method}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
+    display.line(f"written: {folder}")
+    rows = {score.split: {"before": score.before.to_dict(), "after": score.after.to_dict()} for score in scores}
+    options.print_json({"out": str(folder), "result": vars(result), **rows})

@@ -1,0 +1,177 @@
+"""The weighted cross-entropy of logits that are rescaled and shifted per class.
+
+`a_ij = omega_j * z_ij + beta_j * norm_j` and `loss = sum_i u_i * CE(a_i, y_i) + ridge / 2 * |x - centre|^2`
+with x = [omega, beta]. It is convex in x. Value, gradient and the 2x2 Hessian blocks are summed
+over chunks of rows that stay in the processor's cache. Large problems are worked in float32 and
+summed in float64; small ones, where it costs nothing, in float64 throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.solver import Problem
+from longtail.world import ALONE, World
+
+CHUNK_NUMBERS = 1 << 19  # logits worked on at a time: 2 MB in float32
+CHUNK_ROWS = 2048  # more would lose digits where float32 numbers of one chunk are added up
+SMALL_PROBLEM = 1 << 22  # logits
+
+
+class LogitRows:
+    """Logits (N, K) read in float32 chunks: given, or computed from features and a linear head.
+
+    Args:
+        logits: (N, K) array or tensor of any float or integer type; may be memory-mapped.
+        features: (N, D), instead of logits.
+        weight: (K, D) of the head, with features.
+        bias: (K,) of the head, with features.
+    """
+
+    def __init__(
+        self,
+        logits: np.ndarray | Tensor | None = None,
+        *,
+        features: np.ndarray | Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        self._rows = logits if logits is not None else features
+        self._weight = None if logits is not None else weight
+        self._bias = bias
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        assert self._rows is not None
+        columns = self._rows.shape[1] if self._weight is None else self._weight.shape[0]
+        return self._rows.shape[0], columns
+
+    def read(self, rows: slice) -> Tensor:
+        """Logits of some rows, (B, K) float32."""
+        assert self._rows is not None
+        part = self._rows[rows]
+        if isinstance(part, np.ndarray):
+            part = torch.from_numpy(np.require(part, requirements=("C", "W")))
+        chunk = part.to(torch.float32)
+        if self._weight is None:
+            return chunk
+        return torch.nn.functional.linear(chunk, self._weight, self._bias)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows in a chunk."""
+        return min(max(CHUNK_NUMBERS // self.shape[1], 1), CHUNK_ROWS)
+
+    def chunks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Chunks of rows from `first` to `last`."""
+        size, step = self.shape[0], self.chunk_rows
+        stop = size if last is None else last
+        for start in range(first, stop, step):
+            rows = slice(start, min(start + step, stop))
+            yield rows, self.read(rows)
+
+
+class AffineProblem(Problem):
+    """The problem above; processes of `world` each sum over their share of the rows.
+
+    Args:
+        rows: logits (N, K).
+        labels: (N,) int64.
+        sample_weights: (N,) float64, summing to about 1.
+        norms: (K,) what beta is multiplied with.
+        ridge: strength of the ridge.
+        centre: (2K,) where the ridge pulls to.
+        world: processes that share the work.
+    """
+
+    paired = True
+
+    def __init__(
+        self,
+        rows: LogitRows,
+        labels: Tensor,
+        sample_weights: Tensor,
+        norms: Tensor,
+        *,
+        ridge: float,
+        centre: np.ndarray,
+        world: World = ALONE,
+    ) -> None:
+        self.rows = rows
+        self.labels = labels
+        self.sample_weights = sample_weights
+        self.norms = norms.double()
+        self.ridge = ridge
+        self.centre = centre
+        self.world = world
+        size, classes = rows.shape
+        self.first, self.last = size * world.rank // world.size, size * (world.rank + 1) // world.size
+        self._targets = self._label_sums()
+        self._work_in(torch.float64 if size * classes <= SMALL_PROBLEM else torch.float32)
+
+    def _work_in(self, dtype: torch.dtype) -> None:
+        self._buffer = torch.empty(self.rows.chunk_rows, self.rows.shape[1], dtype=dtype)
+        self._weights = self.sample_weights.to(dtype)
+
+    def refine(self) -> bool:
+        if self._buffer.dtype == torch.float64:
+            return False
+        self._work_in(torch.float64)
+        return True
+
+    def _label_sums(self) -> Tensor:
+        """The part of the gradient that does not depend on x: minus what the true classes pull."""
+        sums = torch.zeros(2, self.rows.shape[1], dtype=torch.float64)
+        for rows, logits in self.rows.chunks(self.first, self.last):
+            labels, weights = self.labels[rows], self.sample_weights[rows]
+            own = logits.gather(1, labels.unsqueeze(1)).squeeze(1).double()
+            sums[0].index_add_(0, labels, weights * own)
+            sums[1].index_add_(0, labels, weights)
+        return sums
+
+    def _calibrate(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows, their logits and, in a buffer, the calibrated ones."""
+        dtype = self._buffer.dtype
+        omega, beta = torch.from_numpy(x).double().chunk(2)
+        scale, shift = omega.to(dtype), (beta * self.norms).to(dtype)
+        for rows, stored in self.rows.chunks(self.first, self.last):
+            logits = stored.to(dtype)
+            calibrated = torch.addcmul(shift, logits, scale, out=self._buffer[: len(logits)])
+            yield rows, logits, calibrated
+
+    def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        value = torch.zeros(1, dtype=torch.float64)
+        sums = -self._targets
+        for rows, logits, work in self._calibrate(x):
+            highest = work.amax(1, keepdim=True)
+            own = work.gather(1, self.labels[rows].unsqueeze(1))
+            work.sub_(highest).exp_()
+            total = work.sum(1)
+            value += (self.sample_weights[rows] * (total.double().log() + (highest - own).squeeze(1))).sum()
+            weights = self._weights[rows] / total
+            sums[1] += torch.mv(work.T, weights)
+            sums[0] += torch.mv(work.mul_(logits).T, weights)
+        sums[1] *= self.norms
+        self.world.sum(value), self.world.sum(sums)
+        pull = x - self.centre
+        gradient = sums.flatten().numpy() + self.ridge * pull
+        return float(value) + 0.5 * self.ridge * float(pull @ pull), gradient
+
+    def blocks(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        sums = torch.zeros(3, self.rows.shape[1], dtype=torch.float64)
+        for rows, logits, work in self._calibrate(x):
+            work.sub_(work.logsumexp(1, keepdim=True)).exp_()
+            work.addcmul_(work, work, value=-1)  # p (1 - p)
+            for power in (0, 1, 2):
+                sums[power] += torch.mv(work.T, self._weights[rows])
+                if power < 2:
+                    work.mul_(logits)
+        sums[1] *= self.norms
+        sums[0] *= self.norms**2
+        self.world.sum(sums)
+        bb, ab, aa = sums.numpy()
+        return aa + self.ridge, ab, bb + self.ridge

@@ -1,0 +1,135 @@
+"""What every post-hoc method shares: the scikit-learn shape on logits.
+
+`fit(logits, y)` or `fit(outputs)`; then `transform` gives repaired logits, `predict_proba` their
+softmax and `predict` the best class. numpy in, numpy out; torch in, torch out.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from longtail.errors import UserError
+from longtail.outputs import Outputs
+from longtail.posthoc.inputs import Array, FitData, as_logits, from_arrays, from_outputs
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """How a fit ended."""
+
+    converged: bool
+    iterations: int
+    gradient: float | None
+    seconds: float
+    value: float | None = None
+
+
+class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
+    """A repair of a trained classifier's logits.
+
+    Fitted attributes: `classes_`, `n_features_in_` (the number of classes), `result_`.
+    """
+
+    result_: FitResult
+
+    def fit(
+        self, logits: Any, y: Any = None, *, class_counts: Any = None, weight_norms: Any = None, validation: Any = None
+    ) -> Self:
+        """Fit on logits (N, K) and labels (N,), or on `Outputs`.
+
+        Args:
+            logits: of images the model was trained on, or `Outputs`, which hold the rest too.
+            y: labels: 0..K-1, or K different names whose alphabetical order is that of the columns.
+            class_counts: (K,) training samples per class, if they are not the counts of `y`.
+            weight_norms: (K,) norms of the head's class vectors; 1 if omitted.
+            validation: held-out `Outputs` or (logits, y), for settings chosen on them.
+        """
+        data = self._check(logits, y, class_counts=class_counts, weight_norms=weight_norms)
+        held_out = None
+        if validation is not None:
+            given = (validation,) if isinstance(validation, Outputs) else tuple(validation)
+            held_out = self._check(*given, need_every_class=False)
+            if held_out.num_classes != data.num_classes:
+                raise UserError(f"{data.num_classes} classes to fit on, {held_out.num_classes} in validation")
+        self.classes_ = data.classes
+        self.n_features_in_ = data.num_classes
+        self._fit(data, held_out)
+        return self
+
+    def _check(self, logits: Any, y: Any = None, *, need_every_class: bool = True, **known: Any) -> FitData:
+        if isinstance(logits, Outputs):
+            return from_outputs(logits, need_every_class=need_every_class)
+        return from_arrays(logits, y, need_every_class=need_every_class, **known)
+
+    @abstractmethod
+    def _fit(self, data: FitData, validation: FitData | None) -> None:
+        """Set the fitted attributes."""
+
+    @abstractmethod
+    def _apply(self, logits: Tensor) -> Tensor:
+        """Repair logits (N, K) of a floating type."""
+
+    def transform(self, logits: Any) -> Array:
+        """Repaired logits (N, K), of the same kind as the input."""
+        check_is_fitted(self)
+        if isinstance(logits, Outputs):
+            return self._apply(logits.rows().read(slice(None))).numpy()
+        array = as_logits(logits)
+        if array.shape[1] != self.n_features_in_:
+            raise UserError(
+                f"X has {array.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input: one logit per class it was fitted on"
+            )
+        given_tensor = isinstance(logits, Tensor)
+        tensor = (logits if given_tensor else torch.as_tensor(np.ascontiguousarray(array))).detach()
+        if not tensor.is_floating_point() or tensor.dtype == torch.float16:
+            tensor = tensor.float()
+        repaired = self._apply(tensor)
+        return repaired if given_tensor else repaired.numpy()
+
+    def predict_proba(self, logits: Any) -> Array:
+        """Probabilities (N, K) after repair."""
+        repaired = self.transform(logits)
+        if isinstance(repaired, Tensor):
+            return repaired.softmax(1)
+        return torch.from_numpy(repaired).softmax(1).numpy()
+
+    def predict(self, logits: Any) -> Array:
+        """The most probable class of each sample, by the name given in `fit`."""
+        best = self.transform(logits).argmax(1)
+        if isinstance(best, Tensor):
+            return torch.as_tensor(self.classes_, device=best.device)[best]
+        return self.classes_[best]
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Weight (K, D) and bias (K,) of the linear head that gives the repaired logits by itself."""
+        raise UserError(f"{type(self).__name__} does not fold into a linear head")
+
+
+class AffinePostHoc(PostHoc):
+    """Methods whose repair is a scale and a shift per class: they fold into the head.
+
+    Subclasses set `scale_` (K,) and `shift_` (K,): repaired logits are `scale_ * logits + shift_`.
+    """
+
+    scale_: np.ndarray
+    shift_: np.ndarray
+
+    def _apply(self, logits: Tensor) -> Tensor:
+        scale, shift = (torch.as_tensor(v).to(logits.device, logits.dtype) for v in (self.scale_, self.shift_))
+        return logits * scale + shift
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        check_is_fitted(self)
+        scale, shift = (torch.as_tensor(v).to(weight.device, torch.float64) for v in (self.scale_, self.shift_))
+        old = torch.zeros(len(weight), device=weight.device) if bias is None else bias
+        folded = scale.unsqueeze(1) * weight.double(), scale * old.double() + shift
+        return folded[0].to(weight.dtype), folded[1].to(weight.dtype)

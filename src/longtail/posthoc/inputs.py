@@ -1,0 +1,218 @@
+"""What a post-hoc method is fitted on, checked: never a wrong answer in silence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.errors import UserError
+from longtail.posthoc.affine import LogitRows
+from longtail.world import ALONE, World
+
+if TYPE_CHECKING:
+    from longtail.outputs import Outputs
+
+Array = np.ndarray | Tensor
+
+
+@dataclass(frozen=True)
+class FitData:
+    """Checked input of a fit.
+
+    Args:
+        rows: logits (N, K).
+        labels: (N,) int64 in 0..K-1.
+        class_counts: (K,) training samples per class.
+        weight_norms: (K,) norms of the head's class vectors; 1 where only logits are known.
+        classes: (K,) what the user calls the classes.
+        features: (N, D), if known.
+        weight: (K, D) of the head, if known.
+        bias: (K,) of the head, if known.
+        world: processes that share the work; each of them has all of the data at hand.
+    """
+
+    rows: LogitRows
+    labels: Tensor
+    class_counts: np.ndarray
+    weight_norms: np.ndarray
+    classes: np.ndarray
+    features: Array | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    world: World = ALONE
+
+    @property
+    def num_classes(self) -> int:
+        return self.rows.shape[1]
+
+
+def from_arrays(
+    logits: Any, y: Any, *, class_counts: Any = None, weight_norms: Any = None, need_every_class: bool = True
+) -> FitData:
+    """Check arrays: logits (N, K), y (N,) and, where known, class_counts (K,) and weight_norms (K,)."""
+    array = as_logits(logits)
+    labels, classes = as_labels(y, array.shape)
+    seen = np.bincount(labels.numpy(), minlength=array.shape[1])
+    counts = seen if class_counts is None else as_counts(class_counts, array.shape[1])
+    if need_every_class:
+        require_every_class(seen, counts)
+    norms = np.ones(array.shape[1]) if weight_norms is None else as_norms(weight_norms, array.shape[1])
+    return FitData(LogitRows(array), labels, counts, norms, classes)
+
+
+def from_outputs(outputs: Outputs, *, need_every_class: bool = True) -> FitData:
+    """Check stored outputs of a model."""
+    rows = outputs.rows()
+    check_rows(rows)
+    labels, classes = as_labels(outputs.labels, rows.shape)
+    if need_every_class:
+        require_every_class(np.bincount(labels.numpy(), minlength=rows.shape[1]), outputs.class_counts)
+    weight = None if outputs.head_weight is None else torch.from_numpy(outputs.head_weight)
+    bias = None if outputs.head_bias is None else torch.from_numpy(outputs.head_bias)
+    return FitData(
+        rows=rows,
+        labels=labels,
+        class_counts=outputs.class_counts,
+        weight_norms=outputs.weight_norms,
+        classes=classes,
+        features=outputs.features,
+        weight=weight,
+        bias=bias,
+        world=outputs.world,
+    )
+
+
+def as_logits(logits: Any) -> Array:
+    """A 2-d array of finite numbers that can be logits; an error names the first bad row."""
+    array: Array
+    if isinstance(logits, Tensor):
+        array = logits.detach().cpu()
+        kind = "f" if logits.is_floating_point() else "c" if logits.is_complex() else "i"
+    else:
+        if hasattr(logits, "toarray"):
+            raise UserError("logits are a sparse matrix; pass a dense array")
+        array = np.asarray(logits)
+        kind = array.dtype.kind
+        if kind == "O":
+            array, kind = _from_objects(array), "f"
+    if kind == "c":
+        raise UserError("Complex data not supported: logits must be real numbers")
+    if kind not in "fiub":
+        raise UserError(f"logits must be numbers, not {array.dtype}")
+    if array.ndim != 2:
+        raise UserError(
+            f"logits must have shape (samples, classes), not {tuple(array.shape)}. "
+            "Reshape your data: X.reshape(1, -1) makes one sample of it"
+        )
+    if isinstance(array, np.ndarray) and (array.dtype.byteorder not in "=|" or array.dtype == np.longdouble):
+        array = array.astype(np.float64)
+    check_rows(LogitRows(array))
+    return array
+
+
+def _from_objects(array: np.ndarray) -> np.ndarray:
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"logits must be numbers: {error} (argument must be a string or a number)") from error
+
+
+def check_rows(rows: LogitRows) -> None:
+    """At least two classes, at least one sample, finite, and not probabilities."""
+    size, classes = rows.shape
+    if size == 0:
+        raise UserError("there are no samples: 0 sample(s) (shape=(0, …)) while a minimum of 1 is required.")
+    if classes == 0:
+        raise UserError(f"0 feature(s) (shape=({size}, 0)) while a minimum of 1 is required.")
+    if classes == 1:
+        raise UserError(f"one class only: logits of shape ({size}, 1) leave nothing to choose; 1 feature(s)")
+    probabilities = True
+    for where, chunk in rows.chunks():
+        total = chunk.sum(1)
+        if not bool(torch.isfinite(total).all()):
+            finite = torch.isfinite(chunk).all(1)
+            if not bool(finite.all()):
+                row = where.start + int((~finite).nonzero()[0])
+                raise UserError(f"logits of row {row} contain NaN or inf; drop that sample or mend the model")
+        if probabilities:
+            probabilities = bool(((total - 1).abs() < 1e-3).all() and (chunk >= 0).all())
+    if probabilities:
+        raise UserError("these are probabilities (every row sums to 1), not logits; pass logits, or log(probabilities)")
+
+
+def as_labels(y: Any, shape: tuple[int, ...]) -> tuple[Tensor, np.ndarray]:
+    """Labels 0..K-1 (N,) int64, and what the user calls the classes (K,)."""
+    size, classes = shape
+    if y is None:
+        raise UserError("requires y to be passed, but the target y is None")
+    values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if values.ndim != 1:
+        raise UserError(f"labels must have shape ({size},), not {values.shape}")
+    if len(values) != size:
+        raise UserError(f"inconsistent numbers of samples: {size} rows of logits and {len(values)} labels")
+    if values.dtype.kind in "iubf":
+        numbers = _whole_numbers(values)
+        if numbers.min() < 0 or numbers.max() >= classes:
+            raise UserError(
+                f"labels must be 0..{classes - 1}, the column of each class in the logits; "
+                f"found {numbers.min()}..{numbers.max()}"
+            )
+        return torch.from_numpy(numbers), np.arange(classes)
+    names, codes = np.unique(values, return_inverse=True)
+    if len(names) != classes:
+        raise UserError(
+            f"the logits have {classes} columns but y names {len(names)} classes; "
+            "names need one column each, in alphabetical order"
+        )
+    return torch.from_numpy(codes.astype(np.int64)), names
+
+
+def _whole_numbers(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            raise UserError("labels contain NaN or infinity")
+        if (values != np.round(values)).any():
+            raise UserError("Unknown label type: continuous. Labels must be classes, not real numbers")
+    return values.astype(np.int64)
+
+
+def as_counts(class_counts: Any, classes: int) -> np.ndarray:
+    """Training samples per class, all positive."""
+    counts = _vector(class_counts, classes, "class_counts")
+    if (counts < 0).any():
+        raise UserError(f"class_counts[{int(np.argmin(counts))}] is negative")
+    return counts
+
+
+def as_norms(weight_norms: Any, classes: int) -> np.ndarray:
+    """Norms of the head's class vectors, all positive."""
+    norms = _vector(weight_norms, classes, "weight_norms")
+    if (norms <= 0).any():
+        raise UserError(f"weight_norms[{int(np.argmin(norms))}] is {norms.min():g}; a class vector must not be zero")
+    return norms
+
+
+def _vector(values: Any, classes: int, name: str) -> np.ndarray:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.shape != (classes,):
+        raise UserError(f"{name} must have one number per class: shape ({classes},), not {array.shape}")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise UserError(f"{name}[{int(np.argmin(np.isfinite(array)))}] is not finite")
+    return array
+
+
+def require_every_class(seen: np.ndarray, counts: np.ndarray) -> None:
+    """Both the samples at hand and the stated training counts need every class."""
+    for values, where in ((seen, "labels"), (counts, "class_counts")):
+        empty = np.flatnonzero(values == 0)
+        if len(empty):
+            more = f" (and {len(empty) - 1} more classes)" if len(empty) > 1 else ""
+            raise UserError(
+                f"class {empty[0]} has no sample in {where}{more}; "
+                "calibration needs at least one per class: leave the class out or find samples of it"
+            )

@@ -1,0 +1,81 @@
+"""The small training routine of methods that are fitted by gradient steps on stored outputs.
+
+Batches are drawn as in training (every sample once an epoch, by the seed), the optimiser is SGD
+with momentum, the learning rate falls to 0 along a cosine. No network is run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longtail.data.samplers import Sampler
+from longtail.posthoc.inputs import FitData
+from longtail.solver import Solution
+
+
+def train_parameters(
+    parameters: Sequence[Tensor],
+    loss: Callable[[Tensor], Tensor],
+    labels: np.ndarray,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    weight_decay: float = 0.0,
+    sampler: str = "instance",
+    seed: int = 0,
+) -> float:
+    """Train parameters in place; `loss(rows)` is that of the samples drawn. Returns the last loss."""
+    batches = Sampler(labels, sampler, seed=seed)
+    optimizer = torch.optim.SGD(list(parameters), lr, momentum=0.9, weight_decay=weight_decay)
+    value = torch.zeros(())
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.zero_grad()
+        value = loss(torch.from_numpy(batches.batch(step, batch_size).indices))
+        value.backward()
+        optimizer.step()
+    return float(value.detach())
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor, divide_by: str) -> Tensor:
+    """Cross-entropy weighted by class, divided by the batch size or by the sum of the weights."""
+    if divide_by == "weights":
+        return F.cross_entropy(logits, labels, class_weights)
+    return F.cross_entropy(logits, labels, class_weights, reduction="sum") / len(labels)
+
+
+def train_affine(
+    data: FitData,
+    class_weights: Tensor,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    weight_decay: float,
+    centre: np.ndarray,
+    divide_by: str,
+    seed: int,
+) -> Solution:
+    """The paper's stage two: omega and beta by SGD on stored logits."""
+    began = time.perf_counter()
+    logits = data.rows.read(slice(None))
+    weights, norms = class_weights.float(), torch.from_numpy(data.weight_norms).float()
+    pulled_to = torch.from_numpy(centre).float()
+    x = torch.cat([torch.ones(data.num_classes), torch.zeros(data.num_classes)]).requires_grad_()
+
+    def loss(rows: Tensor) -> Tensor:
+        omega, beta = x.chunk(2)
+        calibrated = logits[rows] * omega + beta * norms
+        ridge = 0.5 * weight_decay * (x - pulled_to).square().sum()
+        return weighted_cross_entropy(calibrated, data.labels[rows], weights, divide_by) + ridge
+
+    value = train_parameters([x], loss, data.labels.numpy(), steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+    return Solution(x.detach().double().numpy(), value, True, steps, None, time.perf_counter() - began)

@@ -1,0 +1,402 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+
+from longtail import MARC, Outputs
+from longtail.errors import UserError
+from longtail.metrics import evaluate_logits
+from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.marc import class_weights
+from longtail.posthoc.sgd import weighted_cross_entropy
+
+
+def naive_loss(logits, y, counts, norms, omega, beta, gamma, ridge=0.0):
+    """The formula of the paper, sample by sample."""
+    weights = (1 / counts) ** gamma
+    weights = len(counts) * weights / weights.sum()
+    total = 0.0
+    for row, label in zip(logits, y, strict=True):
+        calibrated = [omega[j] * row[j] + beta[j] * norms[j] for j in range(len(counts))]
+        highest = max(calibrated)
+        log_sum = highest + np.log(sum(np.exp(a - highest) for a in calibrated))
+        total += weights[label] * (log_sum - calibrated[label])
+    return total / len(y) + 0.5 * ridge * (np.square(omega).sum() + np.square(beta).sum())
+
+
+def golden_problem(case, gamma):
+    """MARC's problem on the samples of a golden case, every class count as given there."""
+    data = from_arrays(
+        case["logits_before"],
+        case["target"],
+        class_counts=case["class_counts"],
+        weight_norms=case["weight_norm"],
+        need_every_class=False,
+    )
+    weights = torch.from_numpy(class_weights(case["class_counts"], gamma))
+    return MARC(gamma=gamma, ridge=0.0).problem(data, weights)
+
+
+def test_value_and_gradient_agree_with_the_authors_code(golden):
+    for case in golden("marc"):
+        x = np.concatenate([case["a"].ravel(), case["b"].ravel()])
+        for number, gamma in enumerate(case["exp_scales"]):
+            np.testing.assert_allclose(
+                class_weights(case["class_counts"], gamma), case["class_weights"][number], rtol=1e-12
+            )
+            value, gradient = golden_problem(case, gamma).value_and_gradient(x)
+            expected = np.concatenate(
+                [case["grad_a_batch_mean"][number].ravel(), case["grad_b_batch_mean"][number].ravel()]
+            )
+            assert value == pytest.approx(float(case["loss_batch_mean"][number]), rel=1e-6)
+            np.testing.assert_allclose(gradient, expected, atol=1e-6 * np.abs(expected).max())
+
+
+def test_both_divisions_of_the_loss_agree_with_the_authors_code_in_float64(golden):
+    for case in golden("marc"):
+        logits, target = torch.from_numpy(case["logits_before"]), torch.from_numpy(case["target"])
+        norms = torch.from_numpy(case["weight_norm"]).ravel()
+        for number, gamma in enumerate(case["exp_scales"]):
+            weights = torch.from_numpy(class_weights(case["class_counts"], gamma))
+            for divide_by, suffix in (("weights", ""), ("batch", "_batch_mean")):
+                a = torch.from_numpy(case["a"]).ravel().requires_grad_()
+                b = torch.from_numpy(case["b"]).ravel().requires_grad_()
+                loss = weighted_cross_entropy(a * logits + b * norms, target, weights, divide_by)
+                loss.backward()
+                assert loss.item() == pytest.approx(float(case[f"loss{suffix}"][number]), rel=1e-9)
+                np.testing.assert_allclose(a.grad, case[f"grad_a{suffix}"][number].ravel(), rtol=1e-7, atol=1e-12)
+                np.testing.assert_allclose(b.grad, case[f"grad_b{suffix}"][number].ravel(), rtol=1e-7, atol=1e-12)
+
+
+def test_calibrated_logits_and_fold_agree_with_the_authors_code(golden):
+    for case in golden("marc"):
+        marc = MARC()
+        marc.omega_, marc.beta_, marc.weight_norms_ = case["a"].ravel(), case["b"].ravel(), case["weight_norm"].ravel()
+        marc.scale_, marc.shift_ = marc.omega_, marc.beta_ * marc.weight_norms_
+        marc.classes_, marc.n_features_in_ = np.arange(len(marc.omega_)), len(marc.omega_)
+        np.testing.assert_allclose(marc.transform(case["logits_before"]), case["logits"], rtol=1e-9)
+        weight, bias = marc.fold(torch.from_numpy(case["fc_weight"]), torch.from_numpy(case["fc_bias"]))
+        folded = F.linear(torch.from_numpy(case["features"]), weight, bias)
+        np.testing.assert_allclose(folded, case["logits"], rtol=1e-9)
+
+
+def problem_data(seed=0, classes=4, counts=(60, 25, 10, 4)):
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(classes), counts)
+    logits = rng.normal(size=(len(y), classes)) + 1.5 * np.eye(classes)[y] + np.linspace(1.5, -1.5, classes)
+    return logits.astype(np.float32), y, np.array(counts), rng.uniform(0.5, 2, classes)
+
+
+def test_value_is_the_formula():
+    logits, y, counts, norms = problem_data()
+    rng = np.random.default_rng(1)
+    for gamma in (0.0, 0.7, 1.2):
+        omega, beta = rng.normal(1, 0.3, 4), rng.normal(0, 0.3, 4)
+        data = from_arrays(logits, y, weight_norms=norms)
+        problem = MARC(ridge=0.01).problem(data, torch.from_numpy(class_weights(counts, gamma)))
+        value, _ = problem.value_and_gradient(np.concatenate([omega, beta]))
+        assert value == pytest.approx(naive_loss(logits, y, counts, norms, omega, beta, gamma, ridge=0.01), rel=1e-6)
+
+
+def test_gradient_and_blocks_are_derivatives_of_the_value():
+    logits, y, counts, norms = problem_data()
+    data = from_arrays(logits, y, weight_norms=norms)
+    problem = MARC(ridge=0.01).problem(data, torch.from_numpy(class_weights(counts, 1.2)))
+    x = np.random.default_rng(2).normal(0.5, 0.4, 8)
+    steps = 1e-2 * np.eye(8)
+    gradient = problem.value_and_gradient(x)[1]
+    values = [problem.value_and_gradient(x + s)[0] - problem.value_and_gradient(x - s)[0] for s in steps]
+    np.testing.assert_allclose(gradient, np.array(values) / 2e-2, atol=2e-4)
+    slopes = [problem.value_and_gradient(x + s)[1] - problem.value_and_gradient(x - s)[1] for s in steps]
+    hessian = np.array(slopes) / 2e-2
+    aa, ab, bb = problem.blocks(x)
+    np.testing.assert_allclose(aa, hessian.diagonal()[:4], atol=1e-3)
+    np.testing.assert_allclose(bb, hessian.diagonal()[4:], atol=1e-3)
+    np.testing.assert_allclose(ab, hessian.diagonal(offset=4), atol=1e-3)
+
+
+@pytest.mark.parametrize("centre", ["zero", "identity"])
+def test_exact_is_the_minimum_that_plain_scipy_finds(centre):
+    from scipy.optimize import minimize
+
+    logits, y, counts, norms = problem_data()
+    origin = np.repeat([1.0, 0.0], 4) if centre == "identity" else np.zeros(8)
+
+    def value(x):
+        pull = x - origin
+        plain = naive_loss(logits, y, counts, norms, x[:4], x[4:], gamma=1.2)
+        return plain + 0.5 * 0.01 * pull @ pull
+
+    best = minimize(value, np.repeat([1.0, 0.0], 4), method="BFGS", options={"gtol": 1e-8})
+    marc = MARC(ridge=0.01, ridge_centre=centre, tolerance=1e-6).fit(logits, y, weight_norms=norms)
+    assert marc.result_.converged
+    assert marc.result_.gradient <= 1e-6
+    np.testing.assert_allclose(np.concatenate([marc.omega_, marc.beta_]), best.x, atol=2e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.integers(2, 12), st.floats(0, 2), st.floats(0.3, 8))
+def test_exact_converges_whatever_the_classes_and_scales(seed, classes, gamma, scale):
+    rng = np.random.default_rng(seed)
+    counts = np.maximum((300 * 0.02 ** (np.arange(classes) / (classes - 1))).astype(int), 1)
+    y = np.repeat(np.arange(classes), counts)
+    logits = scale * (rng.normal(size=(len(y), classes)) + np.eye(classes)[y])
+    marc = MARC(gamma=gamma).fit(logits, y, weight_norms=rng.uniform(0.2, 5, classes))
+    assert marc.result_.converged
+    assert marc.result_.iterations < 150
+
+
+def test_many_steps_of_sgd_come_to_the_exact_optimum():
+    logits, y, _, norms = problem_data()
+    exact = MARC(ridge=0.01).fit(logits, y, weight_norms=norms)
+    sgd = MARC(solver="sgd", ridge=0.01, batch_size=len(y), max_iter=4000, lr=0.2).fit(logits, y, weight_norms=norms)
+    np.testing.assert_allclose(sgd.omega_, exact.omega_, atol=5e-3)
+    np.testing.assert_allclose(sgd.beta_, exact.beta_, atol=5e-3)
+
+
+def test_equal_counts_and_gamma_zero_mean_equal_weights():
+    assert class_weights(np.array([7, 7, 7]), 1.2).tolist() == [1, 1, 1]
+    assert class_weights(np.array([700, 7, 1]), 0.0).tolist() == [1, 1, 1]
+    assert class_weights(np.array([1e6, 1]), 300).sum() == pytest.approx(2)
+
+
+def test_a_strong_pull_to_the_identity_changes_nothing():
+    logits, y, _, norms = problem_data()
+    marc = MARC(ridge=1e6, ridge_centre="identity").fit(logits, y, weight_norms=norms)
+    np.testing.assert_allclose(marc.transform(logits), logits, atol=1e-4)
+
+
+def test_the_answer_does_not_depend_on_chunks_or_order(monkeypatch):
+    from longtail.posthoc import affine
+
+    logits, y, _, norms = problem_data(counts=(300, 120, 50, 20))
+    whole = MARC(tolerance=1e-6).fit(logits, y, weight_norms=norms)
+    again = MARC(tolerance=1e-6).fit(logits, y, weight_norms=norms)
+    assert (whole.omega_ == again.omega_).all()
+    monkeypatch.setattr(affine, "CHUNK_NUMBERS", 64)
+    order = np.random.default_rng(0).permutation(len(y))
+    pieces = MARC(tolerance=1e-6).fit(logits[order], y[order], weight_norms=norms)
+    np.testing.assert_allclose(pieces.omega_, whole.omega_, atol=1e-4)
+    np.testing.assert_allclose(pieces.beta_, whole.beta_, atol=1e-4)
+
+
+def balanced(logits, features):
+    counts = np.bincount(features["y"])
+    per_class = np.array(evaluate_logits(logits, features["test_y"], counts).per_class)
+    return 100 * np.array([per_class.mean(), per_class[:3].mean(), per_class[3:7].mean(), per_class[7:].mean()])
+
+
+@pytest.mark.parametrize(
+    ("settings", "views", "expected"),
+    [
+        ({"gamma": 1.2}, 1, [77.12, 86.8, 72.2, 73.9]),
+        ({"gamma": 1.2}, 0, [76.85]),
+        ({"gamma": 1.2}, 3, [77.05]),
+        ({"gamma": 0.0}, 1, [69.19]),
+        ({"gamma": 1.0}, 1, [76.47]),
+        ({"gamma": 1.5}, 1, [77.52]),
+        ({"solver": "sgd"}, 3, [77.35, 86.7, 72.8, 74.2]),
+        ({"solver": "sgd", "divide_by": "weights"}, 3, [77.11]),
+    ],
+)
+def test_accuracy_on_real_features_is_the_stated_one(cifar_features, settings, views, expected):
+    data = cifar_features
+    logits = np.concatenate(data["views"][:views]) if views else data["clean"]
+    y = np.tile(data["y"], max(views, 1))
+    marc = MARC(**settings).fit(logits, y, weight_norms=data["norms"])
+    reached = balanced(marc.transform(data["test"]), data)
+    assert reached[0] == pytest.approx(expected[0], abs=0.3)
+    assert reached[: len(expected)] == pytest.approx(expected, abs=0.7)
+
+
+def test_gamma_is_chosen_on_held_out_outputs(cifar_features):
+    data = cifar_features
+    half = np.arange(len(data["test_y"])) % 2 == 0
+    held_out = data["test"][half], data["test_y"][half]
+    marc = MARC(gamma="auto").fit(data["views"][0], data["y"], weight_norms=data["norms"], validation=held_out)
+    assert 1.0 <= marc.gamma_ <= 2.0
+    rest, rest_y = data["test"][~half], data["test_y"][~half]
+    counts = np.bincount(data["y"])
+    auto = evaluate_logits(marc.transform(rest), rest_y, counts).balanced
+    plain = evaluate_logits(rest, rest_y, counts).balanced
+    assert auto > plain + 0.07
+    # Each of the solves, from its neighbour's answer, is the one from scratch.
+    fixed = MARC(gamma=marc.gamma_).fit(data["views"][0], data["y"], weight_norms=data["norms"])
+    np.testing.assert_allclose(marc.omega_, fixed.omega_, atol=2e-3)
+
+
+def test_gamma_auto_without_held_out_outputs_is_refused():
+    logits, y, _, _ = problem_data()
+    with pytest.raises(UserError, match=r"needs held-out outputs.*overconfident"):
+        MARC(gamma="auto").fit(logits, y)
+
+
+def test_outputs_and_arrays_give_the_same_answer(cifar_features):
+    data = cifar_features
+    counts = np.bincount(data["y"])
+    outputs = Outputs(
+        labels=data["y"], class_counts=counts, logits=data["clean"], head_weight=data["weight"], head_bias=data["bias"]
+    )
+    first = MARC().fit(outputs)
+    second = MARC().fit(data["clean"], data["y"], weight_norms=data["norms"])
+    np.testing.assert_allclose(first.omega_, second.omega_, rtol=1e-6)
+
+
+def test_scikit_learn_shape():
+    logits, y, _, norms = problem_data()
+    marc = MARC(gamma=0.9)
+    with pytest.raises(NotFittedError):
+        marc.transform(logits)
+    assert clone(marc).get_params() == marc.get_params()
+    fitted = clone(marc).fit(logits, y, weight_norms=norms)
+    assert not hasattr(marc, "omega_")
+    assert fitted.predict_proba(logits).sum(1) == pytest.approx(1)
+    assert (fitted.predict(logits) == fitted.transform(logits).argmax(1)).all()
+    names = np.array(["ant", "bee", "cat", "dog"])
+    named = MARC(gamma=0.9).fit(logits, names[y], weight_norms=norms)
+    assert (named.predict(logits) == names[fitted.predict(logits)]).all()
+    assert 0 <= named.score(logits, names[y]) <= 1
+    json.dumps(fitted.get_params())
+
+
+def test_torch_in_torch_out():
+    logits, y, _, norms = problem_data()
+    tensor = torch.from_numpy(logits)
+    marc = MARC().fit(tensor, torch.from_numpy(y), weight_norms=torch.from_numpy(norms))
+    for function in (marc.transform, marc.predict_proba, marc.predict):
+        assert isinstance(function(tensor), torch.Tensor)
+        np.testing.assert_array_equal(function(tensor).numpy(), function(logits))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z: z.astype(np.float16),
+        lambda z: np.round(10 * z).astype(np.int32),
+        lambda z: np.asfortranarray(z),
+        lambda z: np.repeat(z, 2, axis=0)[::2],
+        lambda z: z[:, ::-1][:, ::-1],
+        lambda z: z.astype(">f8"),
+        lambda z: z.tolist(),
+    ],
+)
+def test_any_kind_of_array_gives_the_answer_of_its_values(change):
+    logits, y, _, norms = problem_data()
+    changed = change(logits)
+    plain = np.array(changed, dtype=np.float32, order="C")
+    expected = MARC().fit(plain, y, weight_norms=norms)
+    got = MARC().fit(changed, y, weight_norms=norms)
+    np.testing.assert_allclose(got.omega_, expected.omega_, atol=1e-5)
+    assert got.transform(changed).shape == logits.shape
+    read_only = plain.copy()
+    read_only.flags.writeable = False
+    np.testing.assert_allclose(MARC().fit(read_only, y, weight_norms=norms).omega_, expected.omega_, atol=1e-6)
+
+
+def bad(change):
+    """Arguments of fit with something wrong."""
+    logits, y, _, norms = problem_data()
+    arguments = {"logits": logits, "y": y, "weight_norms": norms}
+    change(arguments)
+    return arguments
+
+
+def spoil(row, column, value):
+    def change(arguments):
+        arguments["logits"] = arguments["logits"].copy()
+        arguments["logits"][row, column] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (spoil(17, 2, np.nan), "row 17 contain NaN or inf"),
+        (spoil(98, 0, np.inf), "row 98 contain NaN or inf"),
+        (lambda a: a.update(y=np.where(a["y"] == 3, 4, a["y"])), r"labels must be 0\.\.3.*found 0\.\.4"),
+        (lambda a: a.update(y=np.where(a["y"] == 3, 9, a["y"]) - 1), r"labels must be 0\.\.3.*found -1\.\.8"),
+        (lambda a: a.update(y=np.where(a["y"] == 3, 2, a["y"])), "class 3 has no sample in labels"),
+        (lambda a: a.update(class_counts=[5, 5, 0, 5]), "class 2 has no sample in class_counts"),
+        (lambda a: a.update(class_counts=[5, 5, 5]), r"class_counts must have one number per class: shape \(4,\)"),
+        (lambda a: a.update(y=a["y"][:-1]), "99 rows of logits and 98 labels"),
+        (lambda a: a.update(weight_norms=np.ones(3)), r"weight_norms must have one number per class"),
+        (lambda a: a.update(weight_norms=[1, 1, 0, 1]), r"weight_norms\[2\] is 0"),
+        (lambda a: a.update(weight_norms=[1, np.nan, 1, 1]), r"weight_norms\[1\] is not finite"),
+        (lambda a: a.update(logits=a["logits"][:, :1], y=0 * a["y"], weight_norms=[1]), "one class only"),
+        (lambda a: a.update(logits=np.zeros((0, 4)), y=np.zeros(0, int)), "no samples"),
+        (lambda a: a.update(logits=a["logits"][0]), r"shape \(samples, classes\), not \(4,\)"),
+        (lambda a: a.update(logits=a["logits"] + 1j), "Complex data not supported"),
+        (lambda a: a.update(logits=a["logits"].astype(str)), "must be numbers"),
+        (lambda a: a.update(logits=torch.from_numpy(a["logits"]).softmax(1)), "these are probabilities"),
+        (lambda a: a.update(y=a["y"] + 0.5), "Labels must be classes"),
+        (lambda a: a.update(y=None), "requires y"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    arguments = bad(change)
+    with pytest.raises(ValueError, match=message):
+        MARC().fit(arguments.pop("logits"), arguments.pop("y"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"solver": "adam"}, "unknown solver 'adam'; choose from: exact, sgd"),
+        ({"gamma": "automatic"}, "gamma must be a number"),
+        ({"gamma": float("nan")}, "gamma must be a number"),
+        ({"ridge_centre": "one"}, "unknown ridge_centre 'one'"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    logits, y, _, _ = problem_data()
+    with pytest.raises(UserError, match=message):
+        MARC(**settings).fit(logits, y)
+
+
+def test_wrong_number_of_columns_is_named():
+    logits, y, _, _ = problem_data()
+    with pytest.raises(UserError, match="X has 3 features, but MARC is expecting 4"):
+        MARC().fit(logits, y).transform(logits[:, :3])
+
+
+def test_a_solver_that_does_not_converge_says_so():
+    logits, y, _, _ = problem_data()
+    with pytest.warns(ConvergenceWarning, match="not solved: after 3 passes .* allow more passes"):
+        marc = MARC(max_iter=3).fit(logits, y)
+    assert not marc.result_.converged
+
+
+@pytest.mark.filterwarnings("ignore:not solved")  # said, because nothing but the ridge moves such logits
+def test_one_sample_per_class_and_extreme_logits_stay_finite():
+    logits = np.array([[1e4, -1e4, 0], [-1e4, 1e4, 0], [0, 0, 1e4]], dtype=np.float32)
+    marc = MARC().fit(logits, [0, 1, 2])
+    assert np.isfinite(marc.transform(logits)).all()
+    assert marc.predict(logits).tolist() == [0, 1, 2]
+
+
+def test_large_problems_in_float32_give_the_answer_of_float64(monkeypatch):
+    from longtail.posthoc import affine
+
+    logits, y, _, norms = problem_data(counts=(3000, 900, 200, 30))
+    precise = MARC().fit(logits, y, weight_norms=norms)
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    fast = MARC().fit(logits, y, weight_norms=norms)
+    assert fast.result_.converged
+    np.testing.assert_allclose(fast.transform(logits), precise.transform(logits), atol=1e-3)
+
+
+def test_where_float32_is_not_enough_it_goes_on_in_float64(monkeypatch):
+    from longtail.posthoc import affine
+
+    logits, y, _, norms = problem_data(counts=(3000, 900, 200, 30))
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    marc = MARC(tolerance=1e-11).fit(logits, y, weight_norms=norms)
+    assert marc.result_.converged
+    assert marc.result_.gradient <= 1e-11

@@ -1,0 +1,181 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import longtail
+from longtail import MARC, Outputs
+from longtail.calibration import calibrate_run, run_outputs
+from longtail.cli import main
+from longtail.errors import UserError
+from longtail.evaluation import evaluate_run
+from longtail.extraction import outputs_path
+from longtail.runs import Run
+from longtail.world import ALONE
+
+
+class Model(nn.Module):
+    def __init__(self, bias: bool):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.top = nn.Linear(16, 4, bias=bias)
+
+    def forward(self, x):
+        return self.top(self.body(x))
+
+
+@pytest.fixture
+def trained():
+    """A small model trained on four overlapping clouds of very different sizes, and test points."""
+    torch.manual_seed(0)
+    centres = torch.randn(4, 8)
+    counts = [400, 100, 30, 8]
+
+    def sample(sizes):
+        y = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
+        return centres[y] + 1.2 * torch.randn(len(y), 8), y
+
+    def train(bias):
+        model = Model(bias)
+        x, y = sample(counts)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+        for _ in range(150):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return model, (x, y), sample([500] * 4)
+
+    return train
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_any_model_is_repaired_and_stays_of_its_class(trained, bias):
+    model, (x, y), (test_x, test_y) = trained(bias)
+    loader = DataLoader(TensorDataset(x, y), batch_size=64)
+    repaired, method = longtail.calibrate(model, loader, MARC(), device="cpu")
+    assert type(repaired) is Model
+    assert type(repaired.top) is nn.Linear
+    assert repaired.top.bias is not None
+    with torch.inference_mode():
+        before, after = model.eval()(test_x), repaired.eval()(test_x)
+    np.testing.assert_allclose(after, method.transform(before), atol=1e-4)
+
+    def tail(logits):
+        return float((logits.argmax(1) == test_y)[test_y >= 2].float().mean())
+
+    assert tail(after) > tail(before) + 0.1
+    assert method.result_.converged
+
+
+def test_gamma_auto_with_a_validation_loader(trained):
+    model, train, held_out = trained(True)
+    repaired, method = longtail.calibrate(model, [train], MARC(gamma="auto"), validation=[held_out], device="cpu")
+    assert method.gamma_ in [round(0.1 * i, 1) for i in range(21)]
+    assert isinstance(repaired, Model)
+
+
+def test_a_run_becomes_a_calibrated_run(digits_copy):
+    run = Run.open(digits_copy)
+    folder, scores = calibrate_run(run, MARC(), "marc", ALONE)
+    assert folder == digits_copy / "marc"
+    by_split = {score.split: score for score in scores}
+    assert set(by_split) == {"validation", "test"}
+    test = by_split["test"]
+    assert test.after.few > test.before.few + 0.05
+    metrics, _, _ = evaluate_run(folder, "test", device="cpu")
+    assert metrics.confusion == test.after.confusion
+    written = json.loads((folder / "before-after-test.json").read_text())
+    assert written["after"]["top1"] == test.after.top1
+    described = json.loads((folder / "calibration.json").read_text())
+    head = run.load_model().head
+    np.testing.assert_allclose(
+        Run.open(folder).load_model().head.weight.detach(),
+        np.array(described["omega_"])[:, None] * head.weight.detach().numpy(),
+        rtol=1e-5,
+    )
+    assert described["result"]["converged"]
+
+
+def test_outputs_are_computed_once_and_only_for_their_model(digits_copy, monkeypatch):
+    run = Run.open(digits_copy)
+    first = run_outputs(run, "train", ALONE, views=1)
+    monkeypatch.setattr("longtail.calibration.extract_run", None)  # must not be called again
+    second = run_outputs(run, "train", ALONE, views=1)
+    assert (first.logits == second.logits).all()
+    path = outputs_path(run, "train", 1)
+    Outputs(first.labels, first.class_counts, logits=first.logits, model="another").save(path)
+    with pytest.raises(UserError, match="was computed with another model"):
+        run_outputs(run, "train", ALONE, views=1)
+
+
+def run_command(capsys, *words):
+    code = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_command_on_a_run(capsys, digits_copy):
+    code, out, error = run_command(capsys, "calibrate", digits_copy, "--options", "gamma", "auto")
+    assert code == 0
+    assert "before" in out
+    assert "few" in out
+    assert "solved" in error
+    assert (digits_copy / "outputs" / "train-views1.safetensors").is_file()
+    code, _, error = run_command(capsys, "calibrate", digits_copy)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "exists already; choose another --out or replace it with --overwrite" in error
+    code, out, _ = run_command(capsys, "calibrate", digits_copy, "--overwrite", "--json")
+    assert code == 0
+    assert json.loads(out)["result"]["converged"]
+
+
+def test_extract_command_refuses_to_overwrite(capsys, digits_copy):
+    assert run_command(capsys, "extract", digits_copy, "--split", "test", "--quiet")[0] == 0
+    code, _, error = run_command(capsys, "extract", digits_copy, "--split", "test")
+    assert code == 2
+    assert "exists already" in error
+    assert run_command(capsys, "extract", digits_copy, "--split", "test", "--overwrite", "--quiet")[0] == 0
+
+
+def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
+    data = cifar_features
+    np.savez(tmp_path / "train.npz", logits=data["views"][0], labels=data["y"], head_weight=data["weight"])
+    counts = np.bincount(data["y"])
+    np.savez(tmp_path / "test.npz", logits=data["test"], labels=data["test_y"], class_counts=counts)
+    words = ["calibrate", tmp_path / "train.npz", "--test", tmp_path / "test.npz", "--out", tmp_path / "out"]
+    code, out, _ = run_command(capsys, *words, "--json")
+    assert code == 0
+    scores = json.loads(out)["test"]
+    assert scores["before"]["top1"] == pytest.approx(0.6896, abs=1e-4)
+    assert scores["after"]["top1"] == pytest.approx(0.7712, abs=0.003)
+    repaired = Outputs.open(tmp_path / "out" / "test-calibrated.safetensors")
+    assert (repaired.logits.argmax(1) == repaired.labels).mean() == pytest.approx(scores["after"]["top1"])
+    described = json.loads((tmp_path / "out" / "calibration.json").read_text())
+    by_formula = np.array(described["scale_"]) * data["test"] + np.array(described["shift_"])
+    np.testing.assert_allclose(by_formula, repaired.logits, atol=1e-4)
+    code, _, error = run_command(capsys, *words)
+    assert code == 2
+    assert "holds a calibration already" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{npz}"], "say where the result goes: --out FOLDER"),
+        (["{npz}", "--out", "{tmp}/o", "--method", "mark"], "unknown method 'mark' (did you mean 'marc'?)"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "gamma", "auto"], "needs held-out outputs"),
+        (["{tmp}/none.npz", "--out", "{tmp}/o"], "none.npz does not exist"),
+        (["{tmp}"], "is not a run folder"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, tmp_path, words, message):
+    np.savez(tmp_path / "a.npz", logits=np.random.default_rng(0).normal(size=(20, 2)), labels=np.arange(20) % 2)
+    filled = [word.format(npz=tmp_path / "a.npz", tmp=tmp_path) for word in words]
+    code, out, error = run_command(capsys, "calibrate", *filled)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert message in error
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]

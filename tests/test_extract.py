@@ -1,0 +1,183 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import longtail
+from longtail import Outputs
+from longtail.errors import UserError
+from longtail.extraction import extract_run, outputs_path
+from longtail.head import fingerprint
+from longtail.predict import predict
+from longtail.row_files import join_parts, part_path
+from longtail.runs import Run
+from longtail.world import ALONE, World
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5))
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+class TakesNames(Small):
+    def forward(self, pixel_values, scale=1.0):
+        return {"logits": super().forward(pixel_values) * scale}
+
+
+X, Y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(TensorDataset(X, Y), batch_size=6),
+        [(X[:10], Y[:10]), (X[10:], Y[10:])],
+        [[X, Y, "ignored"]],
+        ((X[i : i + 1], Y[i : i + 1]) for i in range(20)),
+    ],
+    ids=["DataLoader", "list", "more entries", "generator"],
+)
+def test_any_loader_gives_features_and_logits_in_evaluation_mode(loader):
+    model = Small().train()
+    statistics = model.body[1].running_mean.clone()
+    outputs = longtail.extract(model, loader, device="cpu")
+    assert model.training
+    assert torch.equal(model.body[1].running_mean, statistics)
+    with torch.inference_mode():
+        features = model.eval().body(X)
+        logits = model.fc(features)
+    np.testing.assert_allclose(outputs.features, features, atol=1e-6)
+    np.testing.assert_allclose(outputs.logits, logits, atol=1e-6)
+    assert outputs.labels.tolist() == Y.tolist()
+    assert outputs.class_counts.tolist() == [7, 7, 6]
+    assert outputs.model == fingerprint(model)
+    np.testing.assert_array_equal(outputs.head_weight, model.fc.weight.detach())
+
+
+def test_batches_of_named_inputs():
+    model = TakesNames().eval()
+    loader = [{"pixel_values": X, "labels": Y}]
+    outputs = longtail.extract(model, loader, device="cpu")
+    np.testing.assert_allclose(outputs.logits, model(X)["logits"].detach(), atol=1e-6)
+    nested = longtail.extract(model, [({"pixel_values": X}, Y)], device="cpu")
+    np.testing.assert_allclose(nested.logits, outputs.logits)
+
+
+class Twice(Small):
+    def forward(self, x):
+        return self.fc(self.body(x)) + self.fc(self.body(x))
+
+
+class Tokens(Small):
+    def forward(self, x):
+        return self.fc(self.body(x).reshape(2, -1, 6)).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "loader", "message"),
+    [
+        (Small(), [], "no batches"),
+        (Small(), [X], "must be \\(inputs, labels\\)"),
+        (Small(), [{"x": X}], "has no labels: its entries are x"),
+        (Small(), [(X, Y + 1)], r"gives labels 1\.\.3, the model has classes 0\.\.2"),
+        (Twice(), [(X, Y)], "the head ran 2 times"),
+        (Tokens(), [(X, Y)], r"the head saw \(2, 10, 6\) for 20 labels"),
+    ],
+)
+def test_what_does_not_fit_is_named(model, loader, message):
+    with pytest.raises(UserError, match=message):
+        longtail.extract(model, loader, device="cpu")
+
+
+def read(path):
+    return Outputs.open(path)
+
+
+def test_outputs_of_a_run_are_what_the_model_says(digits_copy):
+    run = Run.open(digits_copy)
+    path = extract_run(run, "test", ALONE)
+    assert path == outputs_path(run, "test")
+    outputs = read(path)
+    splits = run.splits()
+    logits, labels = predict(run.load_model(), splits.test, run.transforms(splits)[1], ALONE)
+    np.testing.assert_array_equal(outputs.logits, logits)
+    np.testing.assert_array_equal(outputs.labels, labels)
+    assert outputs.indices.tolist() == list(range(600))
+    assert outputs.class_names == tuple("0123456789")
+    assert outputs.class_counts.tolist() == run.class_counts.tolist()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["test.safetensors"]
+
+
+def test_views_are_augmented_anew_and_belong_to_training(digits_copy):
+    run = Run.open(digits_copy)
+    outputs = read(extract_run(run, "train", ALONE, views=2))
+    size = run.details["data"]["images"]["train"]
+    assert len(outputs) == 2 * size
+    assert outputs.views == 2
+    assert outputs.indices.tolist() == 2 * list(range(size))
+    assert (outputs.logits[:size] != outputs.logits[size:]).any(1).mean() > 0.8
+    one = read(extract_run(run, "train", ALONE, views=1))
+    np.testing.assert_array_equal(one.logits, outputs.logits[:size])
+    with pytest.raises(UserError, match="views are for the train split"):
+        extract_run(run, "test", ALONE, views=1)
+
+
+def test_half_precision_and_features_alone(digits_copy):
+    run = Run.open(digits_copy)
+    full = read(extract_run(run, "test", ALONE))
+    half = read(extract_run(run, "test", ALONE, path=digits_copy / "half.safetensors", dtype="float16"))
+    assert half.logits.dtype == half.features.dtype == np.float16
+    np.testing.assert_allclose(half.logits, full.logits, rtol=2e-3, atol=1e-2)
+    alone = read(extract_run(run, "test", ALONE, path=digits_copy / "features.safetensors", keep_logits=False))
+    assert alone.logits is None
+    np.testing.assert_allclose(alone.rows().read(slice(None)), full.logits, atol=1e-4)
+
+
+def test_parts_of_several_processes_make_the_file_of_one(digits_copy, monkeypatch):
+    run = Run.open(digits_copy)
+    whole = extract_run(run, "train", ALONE, views=2, path=digits_copy / "one.safetensors")
+    monkeypatch.setattr("longtail.extraction.BATCH", 32)
+    whole = extract_run(run, "train", ALONE, views=2, path=digits_copy / "one.safetensors")
+    path = digits_copy / "three.safetensors"
+    monkeypatch.setattr("longtail.extraction.join_parts", lambda *words: 0)
+    for rank in range(3):
+        extract_run(run, "train", World(rank, 3, torch.device("cpu")), views=2, path=path)
+    monkeypatch.setattr(World, "gather", lambda self, value: [value])
+    monkeypatch.setattr(World, "barrier", lambda self: None)
+    size = run.details["data"]["images"]["train"]
+    assert join_parts(path, World(0, 3, torch.device("cpu")), 2 * size, size) == 0
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_rows_missing_or_written_twice_are_named(digits_copy, monkeypatch):
+    run = Run.open(digits_copy)
+    monkeypatch.setattr("longtail.extraction.join_parts", lambda *words: 0)
+    monkeypatch.setattr(World, "gather", lambda self, value: [value])
+    monkeypatch.setattr(World, "barrier", lambda self: None)
+    path = digits_copy / "two.safetensors"
+    world = World(0, 2, torch.device("cpu"))
+    extract_run(run, "test", world, path=path)
+    with pytest.raises(UserError, match=r"rows of a process are missing: .*two.part1"):
+        join_parts(path, world, 600, 600)
+    part_path(path, 1).write_bytes(part_path(path, 0).read_bytes())
+    with pytest.raises(UserError, match="sample 0 was written twice"):
+        join_parts(path, world, 600, 600)
+    assert not path.exists()
+
+
+def test_an_interrupted_extraction_leaves_nothing(digits_copy, monkeypatch):
+    run = Run.open(digits_copy)
+
+    def broken(*words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("longtail.extraction.run_batch", broken)
+    with pytest.raises(KeyboardInterrupt):
+        extract_run(run, "test", ALONE)
+    assert list((digits_copy / "outputs").iterdir()) == []

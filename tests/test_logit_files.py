@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from longtail.errors import UserError
+from longtail.logit_files import read_outputs
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(30, 3)).astype(np.float32)
+LABELS = np.arange(30) % 3
+
+
+def write(folder, kind):
+    path = folder / f"logits.{kind}"
+    if kind == "npz":
+        np.savez(path, logits=LOGITS, labels=LABELS)
+    elif kind == "safetensors":
+        save_file({"logits": LOGITS, "labels": LABELS}, path)
+    elif kind == "csv":
+        rows = [f"{label},{','.join(str(value) for value in row)}" for label, row in zip(LABELS, LOGITS, strict=True)]
+        path.write_text("label,a,b,c\n" + "\n".join(rows) + "\n")
+    else:
+        np.save(path, LOGITS)
+        np.save(folder / "y.npy", LABELS)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "csv", "safetensors"])
+def test_every_kind_of_file_holds_the_same(tmp_path, kind):
+    path = write(tmp_path, kind)
+    outputs = read_outputs(path, tmp_path / "y.npy" if kind == "npy" else None, split="test")
+    np.testing.assert_allclose(outputs.logits, LOGITS, rtol=1e-6)
+    assert outputs.labels.tolist() == LABELS.tolist()
+    assert outputs.class_counts.tolist() == [10, 10, 10]
+    assert outputs.split == "test"
+
+
+def test_what_else_is_known_is_used(tmp_path):
+    weight, counts = RNG.normal(size=(3, 5)), np.array([500, 50, 5])
+    np.savez(tmp_path / "a.npz", logits=LOGITS, y=LABELS, head_weight=weight, class_counts=counts)
+    outputs = read_outputs(tmp_path / "a.npz")
+    np.testing.assert_allclose(outputs.weight_norms, np.linalg.norm(weight, axis=1))
+    assert outputs.class_counts.tolist() == [500, 50, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "cannot read .txt; use .npz"),
+        ("a.npz", b"PK broken", "not a whole .npz file"),
+        ("a.npy", b"broken", "not a whole .npy file"),
+        ("a.csv", b"a,b\n1,2\n", "one column called label"),
+        ("a.csv", b"label,a,b\n1,2\n", "line 2: 2 cells where the header has 3"),
+        ("a.csv", b"label,a,b\n1,2,x\n", "line 2: could not convert"),
+        ("a.csv", b"label,a,b\n", "holds no samples"),
+        ("a.csv", b"\xff\xfe", "not a text file"),
+        ("a.csv", b"label,a,b\n0,1,nan\n", "a.csv: logits of row 0 contain NaN"),
+        ("a.csv", b"label,a,b\n2,1,4\n", r"a.csv: labels must be 0\.\.1"),
+        ("a.safetensors", b"broken", "not a whole safetensors file"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_outputs(tmp_path / name)
+
+
+def test_missing_names_are_named(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        read_outputs(tmp_path / "none.npz")
+    np.savez(tmp_path / "a.npz", scores=LOGITS, labels=LABELS)
+    with pytest.raises(UserError, match="no array called logits; it has: scores, labels"):
+        read_outputs(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", logits=LOGITS)
+    with pytest.raises(UserError, match="no labels .* give them with --labels"):
+        read_outputs(tmp_path / "a.npz")
+
+
+def test_a_file_with_pickled_objects_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", logits=np.array([{}], dtype=object), labels=LABELS)
+    with pytest.raises(UserError, match="not a whole .npz file of plain arrays"):
+        read_outputs(tmp_path / "a.npz")
