@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from longtail.data.autoaugment import CIFAR_POLICY, FILL, OPERATIONS
 from longtail.display import Display
 from longtail.recipes import RECIPES
-from longtail.runs import build_model
+from longtail.runs import build_network
 from longtail.training.loop import Trainer, TrainingStep
 from longtail.world import World
 
@@ -107,7 +107,7 @@ def plain(trainer: Trainer, workers: int) -> Iterator[None]:
     images = PillowImages(train.pixels.numpy(), train.labels.numpy(), trainer.splits.mean, trainer.splits.std)
     config = trainer.config
     loader = DataLoader(images, config.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    model = build_model(config, train.class_counts, 3)
+    model, _ = build_network(config, train.class_counts, 3)
     optimizer = torch.optim.SGD(model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay)
     loss_function = nn.CrossEntropyLoss()
     while True:

@@ -17,8 +17,10 @@ from longtail.posthoc.base import PostHoc
 from longtail.posthoc.marc import MARC
 from longtail.training.objective import Objective
 
-BuildModel = Callable[[nn.Module, Tensor], nn.Module]
-BuildObjective = Callable[[Tensor], nn.Module]
+
+def plain_classifier(backbone: nn.Module, class_counts: Tensor) -> nn.Module:
+    """A backbone and a linear head."""
+    return Classifier(backbone, len(class_counts))
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,42 @@ class TrainMethod:
 
     Args:
         title: name as in the literature.
-        family: standard, re-sampling, loss, network.
+        family: standard, re-sampling, loss or network.
         paper: where it comes from.
-        objective: class_counts (K,) → what is minimised.
-        model: (backbone, class_counts) → the network.
-        samplers: one stream of images each; several streams share the batch.
+        objective: class_counts (K,) and options → what is minimised.
+        model: backbone, class_counts (K,) and options → the network.
+        samplers: one stream of images each; several streams share the batch. Two streams of one name
+            show the same images, augmented differently.
+        needs: what it asks for beyond images and labels.
     """
 
     title: str
     family: str
     paper: str
-    objective: BuildObjective
-    model: BuildModel = lambda backbone, class_counts: Classifier(backbone, len(class_counts))
+    objective: Callable[..., nn.Module]
+    model: Callable[..., nn.Module] = plain_classifier
     samplers: tuple[str, ...] = ("instance",)
+    needs: str = ""
+
+    def build(self, backbone: nn.Module, class_counts: Tensor, options: dict[str, str]) -> tuple[nn.Module, nn.Module]:
+        """The network and its objective; each option goes to whichever of the two takes it."""
+        parsed = parse_options(options, self.model, self.objective)
+        model = self.model(backbone, class_counts, **_taken(parsed, self.model))
+        return model, self.objective(class_counts, **_taken(parsed, self.objective))
+
+
+def of_loss(loss: type[nn.Module]) -> Callable[..., nn.Module]:
+    """The objective of a loss `Loss(class_counts, *, …)` on plain batches, with its options."""
+
+    def build(class_counts: Tensor, **options: object) -> nn.Module:
+        return Objective(loss(class_counts, **options))
+
+    build.__signature__ = inspect.signature(loss)  # type: ignore[attr-defined]
+    return build
+
+
+def cross_entropy(class_counts: Tensor) -> nn.Module:
+    return Objective(nn.CrossEntropyLoss())
 
 
 @dataclass(frozen=True)
@@ -67,8 +92,8 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
     "softmax": TrainMethod(
         "Softmax",
         "standard",
-        "cross-entropy, instance-balanced sampling",
-        lambda counts: Objective(nn.CrossEntropyLoss()),
+        "cross-entropy, every image once an epoch",
+        cross_entropy,
     ),
 }
 
@@ -94,10 +119,19 @@ def build_posthoc(name: str, options: dict[str, str]) -> PostHoc:
     return estimator(**parse_options(options, estimator.__init__))
 
 
-def parse_options(options: dict[str, str], function: Callable[..., object]) -> dict[str, object]:
-    """Options as the values they mean; an error lists the names that `function` takes."""
-    known = [name for name in inspect.signature(function).parameters if name not in ("self", "class_counts")]
+def parse_options(options: dict[str, str], *functions: Callable[..., object]) -> dict[str, object]:
+    """Options as the values they mean; an error lists the names that the functions take."""
+    known = [name for function in functions for name in _names(function)]
     return {choose("option", name, known): _value(text) for name, text in options.items()}
+
+
+def _names(function: Callable[..., object]) -> list[str]:
+    given = ("self", "backbone", "class_counts")
+    return [name for name in inspect.signature(function).parameters if name not in given]
+
+
+def _taken(options: dict[str, object], function: Callable[..., object]) -> dict[str, object]:
+    return {name: value for name, value in options.items() if name in _names(function)}
 
 
 def _value(text: str) -> object:

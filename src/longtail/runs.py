@@ -103,7 +103,8 @@ class Run:
 
     def load_model(self) -> nn.Module:
         """The trained network, in evaluation mode."""
-        model = build_model(self.config, torch.from_numpy(self.class_counts), self.details["data"]["channels"])
+        counts, channels = torch.from_numpy(self.class_counts), self.details["data"]["channels"]
+        model, _ = build_network(self.config, counts, channels)
         weights, _ = read_tensors(self.model_path)
         model.load_state_dict(weights)
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
@@ -129,10 +130,10 @@ def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Tr
     return augmenting, clean_transform(config.augment, splits.mean, splits.std, image_size=size)
 
 
-def build_model(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> nn.Module:
-    """A new network of a configuration with random weights."""
+def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, nn.Module]:
+    """A new network of a configuration, with random weights, and its objective."""
     method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
-    return method.model(build_backbone(config.backbone, channels), class_counts)
+    return method.build(build_backbone(config.backbone, channels), class_counts, config.options)
 
 
 def image_channels(splits: Splits) -> int:

@@ -26,7 +26,7 @@ from longtail.errors import UserError, choose
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics import Metrics, evaluate_logits
 from longtail.predict import predict
-from longtail.runs import build_model, image_channels, transforms
+from longtail.runs import build_network, image_channels, transforms
 from longtail.training.checkpoint import TrainState
 from longtail.training.journal import Journal, StopRequest
 from longtail.training.objective import Progress
@@ -110,11 +110,11 @@ class Trainer:
     def _new_state(self) -> TrainState:
         config, counts = self.config, self.splits.train.class_counts
         torch.manual_seed(config.seed)
-        model = build_model(config, counts, image_channels(self.splits))
+        model, objective = build_network(config, counts, image_channels(self.splits))
         if config.weights:
             load_backbone(model.get_submodule("backbone"), Path(config.weights))
         model = model.to(self.world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        objective = self.method.objective(counts).to(self.world.device)
+        objective = objective.to(self.world.device)
         trained = [*model.parameters(), *objective.parameters()]
         optimizer = torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay)
         return TrainState(model, objective, optimizer)
