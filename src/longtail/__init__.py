@@ -11,7 +11,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CRT": "longtail.posthoc.crt",
+    "DisAlign": "longtail.posthoc.disalign",
+    "LWS": "longtail.posthoc.lws",
+    "LogitAdjustment": "longtail.posthoc.logit_adjustment",
     "MARC": "longtail.posthoc.marc",
+    "PlattScaling": "longtail.posthoc.scaling",
+    "TauNorm": "longtail.posthoc.tau_norm",
+    "TemperatureScaling": "longtail.posthoc.scaling",
+    "VectorScaling": "longtail.posthoc.scaling",
     "Outputs": "longtail.outputs",
     "calibrate": "longtail.calibration",
     "extract": "longtail.extraction",

@@ -14,7 +14,7 @@ from longtail.display import Display
 from longtail.errors import UserError
 from longtail.extraction import extract, extract_run, outputs_path
 from longtail.files import write_json
-from longtail.head import fingerprint, head_of, with_head
+from longtail.head import find_head, fingerprint, head_of, with_head
 from longtail.metrics import Metrics, evaluate_logits
 from longtail.outputs import Outputs
 from longtail.posthoc.base import PostHoc
@@ -53,8 +53,7 @@ def calibrate(
     if validation is not None:
         held_out = extract(model, validation, head=head, class_counts=train.class_counts, split="validation")
     method.fit(train, validation=held_out)
-    linear = head_of(model, head)
-    return with_head(model, *method.fold(linear.weight, linear.bias), head), method
+    return with_head(model, method.head(head_of(model, head)), head), method
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,16 @@ def _plain(value: Any) -> Any:
 def _write_model(run: Run, method: PostHoc, folder: Path, description: dict[str, Any]) -> None:
     """The repaired network and its description, as a run folder."""
     model = run.load_model()
-    head = head_of(model)
-    repaired = with_head(model, *method.fold(head.weight, head.bias))
+    repaired = with_head(model, method.head(head_of(model)))
     write_tensors(folder / MODEL_FILE, repaired.state_dict(), {"calibrated_from": description["fitted_on"]["model"]})
     write_json(folder / CALIBRATION_FILE, description)
+    origin = {
+        "method": description["method"],
+        "head": type(repaired.get_submodule(find_head(model))).__name__,
+        "from": str(run.folder),
+    }
     # Last, because a folder counts as a run when this file is there.
-    write_json(
-        folder / RUN_FILE, {**run.details, "calibration": {"method": description["method"], "from": str(run.folder)}}
-    )
+    write_json(folder / RUN_FILE, {**run.details, "calibration": origin})
 
 
 def write_scores(folder: Path, scores: list[Comparison]) -> None:

@@ -77,25 +77,14 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
     return found
 
 
-def replace_head(model: nn.Module, name: str, head: nn.Module) -> None:
-    """Put another layer in the place called `name`."""
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, head)
-
-
-def with_head(model: nn.Module, weight: Tensor, bias: Tensor, name: str | None = None) -> nn.Module:
-    """A copy of the model with a plain `nn.Linear` of these weights as its head; the model is left as it is."""
+def with_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.Module:
+    """A copy of the model with another layer as its head; the model is left as it is."""
     path = find_head(model, name)
-    fresh = copy.deepcopy(unwrap(model))
-    old = fresh.get_submodule(path)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
-    with torch.no_grad():
-        linear.weight.copy_(weight)
-        linear.bias.copy_(bias)
-    linear.train(old.training)
     if not path:  # the model is its own head
-        return linear
-    replace_head(fresh, path, linear)
+        return head
+    fresh = copy.deepcopy(unwrap(model))
+    parent, _, child = path.rpartition(".")
+    setattr(fresh.get_submodule(parent), child, head)
     return fresh
 
 

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from longtail.errors import choose
 from longtail.networks.classifier import Classifier
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.crt import CRT
+from longtail.posthoc.disalign import DisAlign
+from longtail.posthoc.logit_adjustment import LogitAdjustment
+from longtail.posthoc.lws import LWS
 from longtail.posthoc.marc import MARC
+from longtail.posthoc.scaling import PlattScaling, TemperatureScaling, VectorScaling
+from longtail.posthoc.tau_norm import TauNorm
 from longtail.training.objective import Objective
 
 
@@ -85,7 +91,7 @@ class PostHocMethod:
     paper: str
     estimator: type[PostHoc]
     trains: str
-    needs: str = "logits"
+    needs: str = ""
 
 
 TRAIN_METHODS: dict[str, TrainMethod] = {
@@ -97,14 +103,58 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
     ),
 }
 
+DECOUPLING = "Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020"
+
 POSTHOC_METHODS: dict[str, PostHocMethod] = {
+    "crt": PostHocMethod("Decouple-cRT", "decision boundary", DECOUPLING, CRT, trains="pK + K", needs="features"),
+    "lws": PostHocMethod("Decouple-LWS", "decision boundary", DECOUPLING, LWS, trains="K"),
+    "tau-norm": PostHocMethod(
+        "Decouple-tau-norm", "decision boundary", DECOUPLING, TauNorm, trains="0", needs="head, validation split"
+    ),
+    "disalign": PostHocMethod(
+        "DisAlign",
+        "decision boundary",
+        "Zhang et al., Distribution Alignment, CVPR 2021",
+        DisAlign,
+        trains="p + 2K + 1",
+        needs="features",
+    ),
+    "logit-adjustment": PostHocMethod(
+        "Logit adjustment",
+        "decision boundary",
+        "Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021",
+        LogitAdjustment,
+        trains="0",
+        needs="class counts",
+    ),
     "marc": PostHocMethod(
         "MARC",
         "decision boundary",
         "Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 2022",
         MARC,
         trains="2K",
-        needs="logits, norms of the class vectors",
+        needs="head",
+    ),
+    "temperature": PostHocMethod(
+        "Temperature scaling",
+        "confidence",
+        "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
+        TemperatureScaling,
+        trains="1",
+    ),
+    "vector": PostHocMethod(
+        "Vector scaling",
+        "confidence",
+        "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
+        VectorScaling,
+        trains="2K",
+    ),
+    "platt": PostHocMethod(
+        "Platt scaling",
+        "confidence",
+        "Platt, Probabilistic Outputs for Support Vector Machines, 1999",
+        PlattScaling,
+        trains="2K",
     ),
 }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,9 @@ from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages, Splits
 from longtail.errors import UserError, choose
 from longtail.files import sha256, write_json
+from longtail.head import head_of, with_head
 from longtail.methods import TRAIN_METHODS
+from longtail.posthoc.disalign import DisAlignHead
 from longtail.tensors import read_tensors
 
 RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
@@ -38,6 +41,9 @@ RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
     "checkpoint.safetensors",
     "metrics.jsonl",
 )
+
+# What a calibrated model has in place of its head.
+HEADS: dict[str, Callable[[int, int], nn.Module]] = {"Linear": nn.Linear, "DisAlignHead": DisAlignHead}
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ class Run:
         """The trained network, in evaluation mode."""
         counts, channels = torch.from_numpy(self.class_counts), self.details["data"]["channels"]
         model, _ = build_network(self.config, counts, channels)
+        if calibration := self.details.get("calibration"):
+            model = with_head(model, HEADS[calibration["head"]](*_head_shape(model)))
         weights, _ = read_tensors(self.model_path)
         model.load_state_dict(weights)
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
@@ -134,6 +142,11 @@ def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int
     """A new network of a configuration, with random weights, and its objective."""
     method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
     return method.build(build_backbone(config.backbone, channels), class_counts, config.options)
+
+
+def _head_shape(model: nn.Module) -> tuple[int, int]:
+    head = head_of(model)
+    return head.in_features, head.out_features
 
 
 def image_channels(splits: Splits) -> int:

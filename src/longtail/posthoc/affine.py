@@ -85,6 +85,7 @@ class AffineProblem(Problem):
         norms: (K,) what beta is multiplied with.
         ridge: strength of the ridge.
         centre: (2K,) where the ridge pulls to.
+        shifts: whether beta is free; without, it stays where it is.
         world: processes that share the work.
     """
 
@@ -99,6 +100,7 @@ class AffineProblem(Problem):
         *,
         ridge: float,
         centre: np.ndarray,
+        shifts: bool = True,
         world: World = ALONE,
     ) -> None:
         self.rows = rows
@@ -107,6 +109,7 @@ class AffineProblem(Problem):
         self.norms = norms.double()
         self.ridge = ridge
         self.centre = centre
+        self.shifts = shifts
         self.world = world
         size, classes = rows.shape
         self.first, self.last = size * world.rank // world.size, size * (world.rank + 1) // world.size
@@ -159,6 +162,8 @@ class AffineProblem(Problem):
         self.world.sum(value), self.world.sum(sums)
         pull = x - self.centre
         gradient = sums.flatten().numpy() + self.ridge * pull
+        if not self.shifts:
+            gradient[len(gradient) // 2 :] = 0.0
         return float(value) + 0.5 * self.ridge * float(pull @ pull), gradient
 
     def blocks(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -174,4 +179,6 @@ class AffineProblem(Problem):
         sums[0] *= self.norms**2
         self.world.sum(sums)
         bb, ab, aa = sums.numpy()
+        if not self.shifts:
+            return aa + self.ridge, 0 * ab, 0 * bb + 1
         return aa + self.ridge, ab, bb + self.ridge

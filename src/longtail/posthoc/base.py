@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtail.errors import UserError
 from longtail.outputs import Outputs
-from longtail.posthoc.inputs import Array, FitData, as_logits, from_arrays, from_outputs
+from longtail.posthoc.inputs import Array, FitData, as_features, as_logits, from_arrays, from_outputs
+from longtail.solver import Solution
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,15 @@ class FitResult:
     seconds: float
     value: float | None = None
 
+    @classmethod
+    def of(cls, solution: Solution) -> FitResult:
+        return cls(solution.converged, solution.evaluations, solution.gradient, solution.seconds, solution.value)
+
+    @classmethod
+    def closed_form(cls) -> FitResult:
+        """Nothing had to be searched for."""
+        return cls(converged=True, iterations=0, gradient=None, seconds=0.0)
+
 
 class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
     """A repair of a trained classifier's logits.
@@ -41,18 +51,29 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
     result_: FitResult
 
     def fit(
-        self, logits: Any, y: Any = None, *, class_counts: Any = None, weight_norms: Any = None, validation: Any = None
+        self,
+        logits: Any,
+        y: Any = None,
+        *,
+        class_counts: Any = None,
+        weight_norms: Any = None,
+        head_bias: Any = None,
+        features: Any = None,
+        validation: Any = None,
     ) -> Self:
-        """Fit on logits (N, K) and labels (N,), or on `Outputs`.
+        """Fit on logits (N, K) and labels (N,), or on `Outputs`, which hold the rest too.
 
         Args:
-            logits: of images the model was trained on, or `Outputs`, which hold the rest too.
+            logits: of images the model was trained on.
             y: labels: 0..K-1, or K different names whose alphabetical order is that of the columns.
             class_counts: (K,) training samples per class, if they are not the counts of `y`.
             weight_norms: (K,) norms of the head's class vectors; 1 if omitted.
+            head_bias: (K,) bias of the head, for methods that drop it; 0 if omitted.
+            features: (N, D) that the head sees, for methods that need them.
             validation: held-out `Outputs` or (logits, y), for settings chosen on them.
         """
-        data = self._check(logits, y, class_counts=class_counts, weight_norms=weight_norms)
+        known = {"weight_norms": weight_norms, "head_bias": head_bias, "features": features}
+        data = self._check(logits, y, class_counts=class_counts, **known)
         held_out = None
         if validation is not None:
             given = (validation,) if isinstance(validation, Outputs) else tuple(validation)
@@ -74,14 +95,20 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
         """Set the fitted attributes."""
 
     @abstractmethod
-    def _apply(self, logits: Tensor) -> Tensor:
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         """Repair logits (N, K) of a floating type."""
 
-    def transform(self, logits: Any) -> Array:
-        """Repaired logits (N, K), of the same kind as the input."""
+    @property
+    def n_parameters_(self) -> int:
+        """How many numbers the method trained."""
+        raise AttributeError(f"{type(self).__name__} does not say how many numbers it trains")
+
+    def transform(self, logits: Any, features: Any = None) -> Array:
+        """Repaired logits (N, K), of the same kind as the input; some methods need the features too."""
         check_is_fitted(self)
         if isinstance(logits, Outputs):
-            return self._apply(logits.rows().read(slice(None))).numpy()
+            inputs = None if logits.features is None else torch.from_numpy(np.array(logits.features)).float()
+            return self._apply(logits.rows().read(slice(None)), inputs).numpy()
         array = as_logits(logits)
         if array.shape[1] != self.n_features_in_:
             raise UserError(
@@ -92,22 +119,35 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
         tensor = (logits if given_tensor else torch.as_tensor(np.ascontiguousarray(array))).detach()
         if not tensor.is_floating_point() or tensor.dtype == torch.float16:
             tensor = tensor.float()
-        repaired = self._apply(tensor)
+        inputs = None if features is None else torch.as_tensor(as_features(features, len(tensor))).to(tensor)
+        repaired = self._apply(tensor, inputs)
         return repaired if given_tensor else repaired.numpy()
 
-    def predict_proba(self, logits: Any) -> Array:
+    def predict_proba(self, logits: Any, features: Any = None) -> Array:
         """Probabilities (N, K) after repair."""
-        repaired = self.transform(logits)
+        repaired = self.transform(logits, features)
         if isinstance(repaired, Tensor):
-            return repaired.softmax(1)
-        return torch.from_numpy(repaired).softmax(1).numpy()
+            return self._probabilities(repaired)
+        return self._probabilities(torch.from_numpy(repaired)).numpy()
 
-    def predict(self, logits: Any) -> Array:
+    def _probabilities(self, repaired: Tensor) -> Tensor:
+        return repaired.softmax(1)
+
+    def predict(self, logits: Any, features: Any = None) -> Array:
         """The most probable class of each sample, by the name given in `fit`."""
-        best = self.transform(logits).argmax(1)
+        best = self.transform(logits, features).argmax(1)
         if isinstance(best, Tensor):
             return torch.as_tensor(self.classes_, device=best.device)[best]
         return self.classes_[best]
+
+    def head(self, linear: nn.Linear) -> nn.Module:
+        """A layer that takes the place of the classifier's last one and gives the repaired logits."""
+        weight, bias = self.fold(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        fresh = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            fresh.weight.copy_(weight)
+            fresh.bias.copy_(bias)
+        return fresh.train(linear.training)
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weight (K, D) and bias (K,) of the linear head that gives the repaired logits by itself."""
@@ -123,7 +163,7 @@ class AffinePostHoc(PostHoc):
     scale_: np.ndarray
     shift_: np.ndarray
 
-    def _apply(self, logits: Tensor) -> Tensor:
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         scale, shift = (torch.as_tensor(v).to(logits.device, logits.dtype) for v in (self.scale_, self.shift_))
         return logits * scale + shift
 

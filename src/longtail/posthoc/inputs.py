@@ -51,17 +51,26 @@ class FitData:
 
 
 def from_arrays(
-    logits: Any, y: Any, *, class_counts: Any = None, weight_norms: Any = None, need_every_class: bool = True
+    logits: Any,
+    y: Any,
+    *,
+    class_counts: Any = None,
+    weight_norms: Any = None,
+    head_bias: Any = None,
+    features: Any = None,
+    need_every_class: bool = True,
 ) -> FitData:
-    """Check arrays: logits (N, K), y (N,) and, where known, class_counts (K,) and weight_norms (K,)."""
+    """Check arrays: logits (N, K), y (N,) and whatever else is known of the classifier."""
     array = as_logits(logits)
     labels, classes = as_labels(y, array.shape)
+    bias = None if head_bias is None else torch.from_numpy(_vector(head_bias, array.shape[1], "head_bias"))
+    inputs = None if features is None else as_features(features, len(labels))
     seen = np.bincount(labels.numpy(), minlength=array.shape[1])
     counts = seen if class_counts is None else as_counts(class_counts, array.shape[1])
     if need_every_class:
         require_every_class(seen, counts)
     norms = np.ones(array.shape[1]) if weight_norms is None else as_norms(weight_norms, array.shape[1])
-    return FitData(LogitRows(array), labels, counts, norms, classes)
+    return FitData(LogitRows(array), labels, counts, norms, classes, features=inputs, bias=bias)
 
 
 def from_outputs(outputs: Outputs, *, need_every_class: bool = True) -> FitData:
@@ -111,6 +120,18 @@ def as_logits(logits: Any) -> Array:
     if isinstance(array, np.ndarray) and (array.dtype.byteorder not in "=|" or array.dtype == np.longdouble):
         array = array.astype(np.float64)
     check_rows(LogitRows(array))
+    return array
+
+
+def as_features(features: Any, size: int) -> Array:
+    """Features (N, D), finite, one row per sample."""
+    array: Array = features.detach().cpu() if isinstance(features, Tensor) else np.asarray(features)
+    if array.ndim != 2 or len(array) != size:
+        raise UserError(f"features must have shape ({size}, D), not {tuple(array.shape)}")
+    for where, chunk in LogitRows(array).chunks():
+        finite = torch.isfinite(chunk).all(1)
+        if not bool(finite.all()):
+            raise UserError(f"features of row {where.start + int((~finite).nonzero()[0])} contain NaN or inf")
     return array
 
 

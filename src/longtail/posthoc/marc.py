@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.errors import UserError, choose
-from longtail.metrics import confusion_matrix, per_class_accuracy
+from longtail.errors import choose
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
+from longtail.posthoc.choosing import GAMMAS, as_number, balanced_accuracy, best_setting, require_validation
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.sgd import train_affine
 from longtail.solver import Solution, minimise
 
-GAMMAS = tuple(round(0.1 * step, 1) for step in range(21))
 PAPER_GAMMA = 1.2
 
 
@@ -101,14 +100,16 @@ class MARC(AffinePostHoc):
         if self.gamma == "auto":
             solution, self.gamma_ = self._choose_gamma(data, validation)
         else:
-            self.gamma_ = _number(self.gamma)
+            self.gamma_ = as_number(self.gamma, "gamma")
             solution = self._solve(data, self.gamma_)
         self.omega_, self.beta_ = np.split(solution.x, 2)
         self.weight_norms_ = data.weight_norms
         self.scale_, self.shift_ = self.omega_, self.beta_ * self.weight_norms_
-        self.result_ = FitResult(
-            solution.converged, solution.evaluations, solution.gradient, solution.seconds, solution.value
-        )
+        self.result_ = FitResult.of(solution)
+
+    @property
+    def n_parameters_(self) -> int:
+        return 2 * len(self.omega_)
 
     def _solve(self, data: FitData, gamma: float, warm: np.ndarray | None = None) -> Solution:
         identity = self._identity(data)
@@ -152,32 +153,14 @@ class MARC(AffinePostHoc):
 
     def _choose_gamma(self, data: FitData, validation: FitData | None) -> tuple[Solution, float]:
         """One solve per gamma, each from the last one's answer; the best by balanced accuracy wins."""
-        if validation is None:
-            raise UserError(
-                'gamma="auto" needs held-out outputs: fit(…, validation=outputs or (logits, y)). Logits of images the '
-                "network was trained on are overconfident and choose badly"
-            )
-        best: tuple[tuple[float, float], Solution, float] | None = None
+        held_out = require_validation(validation, "gamma")
+        solutions: dict[float, Solution] = {}
+        scores: dict[float, float] = {}
         warm = None
         for gamma in GAMMAS:
-            solution = self._solve(data, gamma, warm)
+            solutions[gamma] = solution = self._solve(data, gamma, warm)
             warm = solution.x if self.solver == "exact" else None
-            # Of equally good ones the nearest to the paper's wins.
-            rank = (self._balanced_accuracy(solution.x, data, validation), -abs(gamma - PAPER_GAMMA))
-            if best is None or rank > best[0]:
-                best = (rank, solution, gamma)
-        assert best is not None
-        return best[1], best[2]
-
-    def _balanced_accuracy(self, x: np.ndarray, data: FitData, validation: FitData) -> float:
-        omega, beta = (torch.from_numpy(part).float() for part in np.split(x, 2))
-        shift = beta * torch.from_numpy(data.weight_norms).float()
-        predictions = torch.cat([torch.addcmul(shift, z, omega).argmax(1) for _, z in validation.rows.chunks()])
-        confusion = confusion_matrix(predictions.numpy(), validation.labels.numpy(), data.num_classes)
-        return float(np.nanmean(per_class_accuracy(confusion)))
-
-
-def _number(gamma: object) -> float:
-    if isinstance(gamma, bool) or not isinstance(gamma, int | float | np.number) or not np.isfinite(gamma):
-        raise UserError(f'gamma must be a number or "auto", not {gamma!r}')
-    return float(gamma)
+            omega, beta = np.split(solution.x, 2)
+            scores[gamma] = balanced_accuracy(omega, beta * data.weight_norms, held_out)
+        chosen = best_setting(scores, PAPER_GAMMA)
+        return solutions[chosen], chosen

@@ -1,0 +1,47 @@
+"""Choosing a setting on held-out outputs, never on the training images and never on the test split."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from longtail.errors import UserError
+from longtail.metrics import confusion_matrix, per_class_accuracy
+from longtail.posthoc.inputs import FitData
+
+# What is tried for "auto".
+TAUS = GAMMAS = tuple(round(0.1 * step, 1) for step in range(21))
+
+
+def require_validation(validation: FitData | None, setting: str) -> FitData:
+    """The held-out outputs, or an error that says why they are needed."""
+    if validation is None:
+        raise UserError(
+            f'{setting}="auto" needs held-out outputs: fit(…, validation=outputs or (logits, y)). Logits of images the '
+            "network was trained on are overconfident and choose badly"
+        )
+    return validation
+
+
+def balanced_accuracy(scale: np.ndarray, shift: np.ndarray, held_out: FitData) -> float:
+    """Mean accuracy of the classes when logits become `scale * logits + shift`."""
+    factor, offset = torch.from_numpy(scale).float(), torch.from_numpy(shift).float()
+    best = [torch.addcmul(offset, logits, factor).argmax(1) for _, logits in held_out.rows.chunks()]
+    confusion = confusion_matrix(torch.cat(best).numpy(), held_out.labels.numpy(), held_out.num_classes)
+    return float(np.nanmean(per_class_accuracy(confusion)))
+
+
+def best_setting(scores: dict[float, float], usual: float) -> float:
+    """The setting with the best score; of equally good ones the nearest to the usual.
+
+    >>> best_setting({0.0: 0.5, 0.9: 0.7, 1.4: 0.7}, usual=1.0)
+    0.9
+    """
+    return max(scores, key=lambda setting: (scores[setting], -abs(setting - usual)))
+
+
+def as_number(value: object, name: str) -> float:
+    """A finite number, or an error."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
+        raise UserError(f'{name} must be a number or "auto", not {value!r}')
+    return float(value)

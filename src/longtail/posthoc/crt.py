@@ -1,0 +1,159 @@
+"""cRT: throw the linear head away and train a new one, as if all classes were equally frequent.
+
+Multinomial logistic regression on the frozen features, cross-entropy under class-balanced
+sampling. On stored features that expectation is a weighted sum in which every class weighs the
+same, and the problem is convex: `exact` solves it to its optimum, `sgd` trains as the authors do.
+
+Paper: Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longtail.errors import UserError, choose
+from longtail.posthoc.affine import LogitRows
+from longtail.posthoc.base import FitResult, PostHoc
+from longtail.posthoc.inputs import Array, FitData
+from longtail.posthoc.lws import balanced_weights
+from longtail.posthoc.sgd import train_parameters
+from longtail.solver import Problem, minimise
+from longtail.world import ALONE, World
+
+
+class LinearProblem(Problem):
+    """`sum_i u_i CE(W f_i + b, y_i) + ridge / 2 * (|W|^2 + |b|^2)` over x = [W, b], streamed in chunks."""
+
+    def __init__(
+        self, features: Array, labels: Tensor, sample_weights: Tensor, classes: int, ridge: float, world: World = ALONE
+    ) -> None:
+        self.rows = LogitRows(features)
+        self.labels = labels
+        self.sample_weights = sample_weights
+        self.classes = classes
+        self.ridge = ridge
+        self.world = world
+        size = len(labels)
+        self.first, self.last = size * world.rank // world.size, size * (world.rank + 1) // world.size
+
+    def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        weight, bias = unpack(torch.from_numpy(x), self.classes)
+        value = torch.zeros(1, dtype=torch.float64)
+        gradient = torch.zeros(self.classes, weight.shape[1] + 1, dtype=torch.float64)
+        for rows, chunk in self.rows.chunks(self.first, self.last):
+            features, labels, weights = chunk.double(), self.labels[rows], self.sample_weights[rows]
+            log_shares = F.log_softmax(F.linear(features, weight, bias), 1)
+            value -= (weights * log_shares.gather(1, labels.unsqueeze(1)).squeeze(1)).sum()
+            error = log_shares.exp_()
+            error[torch.arange(len(labels)), labels] -= 1
+            error *= weights.unsqueeze(1)
+            gradient[:, :-1] += error.T @ features
+            gradient[:, -1] += error.sum(0)
+        self.world.sum(value), self.world.sum(gradient)
+        packed = torch.cat([gradient[:, :-1].flatten(), gradient[:, -1]]).numpy()
+        return float(value) + 0.5 * self.ridge * float(x @ x), packed + self.ridge * x
+
+
+def unpack(x: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Weight (K, D) and bias (K,) from one vector."""
+    return x[:-classes].view(classes, -1), x[-classes:]
+
+
+class CRT(PostHoc):
+    """Classifier re-training; needs features.
+
+    Args:
+        solver: "exact" solves the convex problem; "sgd" trains with class-balanced batches from a random start.
+        ridge: weight decay.
+        tolerance: exact: largest entry of the gradient at the end, relative to the start.
+        max_iter: exact: passes over the data.
+        epochs: sgd: passes over the data.
+        batch_size: sgd: samples per step.
+        lr: sgd: learning rate at the start; falls to 0 along a cosine.
+        seed: sgd: decides batches and first weights.
+
+    Fitted attributes: `weight_` (K, D), `bias_` (K,), `result_`.
+    """
+
+    def __init__(
+        self,
+        solver: Literal["exact", "sgd"] = "exact",
+        *,
+        ridge: float = 5e-4,
+        tolerance: float = 1e-4,
+        max_iter: int = 1000,
+        epochs: float = 10,
+        batch_size: int = 512,
+        lr: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        self.solver = solver
+        self.ridge = ridge
+        self.tolerance = tolerance
+        self.max_iter = max_iter
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.seed = seed
+
+    def _fit(self, data: FitData, validation: FitData | None) -> None:
+        choose("solver", self.solver, ("exact", "sgd"))
+        features = require_features(data.features, self)
+        if self.solver == "sgd":
+            self._train(data, features)
+            return
+        weights = balanced_weights(data.labels, data.num_classes)
+        problem = LinearProblem(features, data.labels, weights, data.num_classes, self.ridge, data.world)
+        start = np.zeros(data.num_classes * (features.shape[1] + 1))
+        solution = minimise(problem, start, tolerance=self.tolerance, max_evaluations=self.max_iter)
+        weight, bias = unpack(torch.from_numpy(solution.x), data.num_classes)
+        self.weight_, self.bias_ = weight.numpy(), bias.numpy()
+        self.result_ = FitResult.of(solution)
+
+    def _train(self, data: FitData, features: Array) -> None:
+        began = time.perf_counter()
+        inputs = torch.as_tensor(np.asarray(features)).float()
+        bound = 1 / math.sqrt(inputs.shape[1])
+        generator = torch.Generator().manual_seed(self.seed)
+        weight = torch.empty(data.num_classes, inputs.shape[1]).uniform_(-bound, bound, generator=generator)
+        weight, bias = weight.requires_grad_(), torch.zeros(data.num_classes, requires_grad=True)
+        steps = math.ceil(self.epochs * len(inputs) / self.batch_size)
+        value = train_parameters(
+            [weight, bias],
+            lambda rows: F.cross_entropy(F.linear(inputs[rows], weight, bias), data.labels[rows]),
+            data.labels.numpy(),
+            steps=steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            weight_decay=self.ridge,
+            sampler="class-balanced",
+            seed=self.seed,
+        )
+        self.weight_, self.bias_ = weight.detach().numpy(), bias.detach().numpy()
+        self.result_ = FitResult(True, steps, None, time.perf_counter() - began, value)
+
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        inputs = torch.as_tensor(require_features(features, self))
+        weight, bias = (torch.as_tensor(v).to(inputs) for v in (self.weight_, self.bias_))
+        return F.linear(inputs, weight, bias)
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        return torch.as_tensor(self.weight_).to(weight), torch.as_tensor(self.bias_).to(weight)
+
+    @property
+    def n_parameters_(self) -> int:
+        return self.weight_.size + self.bias_.size
+
+
+def require_features(features: Array | None, method: PostHoc) -> Array:
+    """The features, or an error that says how to give them."""
+    if features is None:
+        raise UserError(f"{type(method).__name__} needs features: pass Outputs that have them, or features=(N, D)")
+    return features

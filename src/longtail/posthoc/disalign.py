@@ -1,0 +1,151 @@
+"""DisAlign: mix each logit with a rescaled and shifted one, by a confidence learnt from the features.
+
+`z' = s(f) (a_j z_j + b_j) + (1 - s(f)) z_j` with `s(f) = sigmoid(v f + c)`; p + 2K + 1 numbers (the
+paper counts p + 2K: c is the one more), trained with weights proportional to n^-gamma. It starts
+at the identity (a 1, b 0).
+
+The released classification code computes `(1 + s a) z + s b` with a 1 at the start: it begins at
+`(1 + s) z`, which is not the identity. `form="release"` does the same; the two agree for
+`a_paper = a_release + 1`. The mixture depends on the features, so it does not fold into a linear
+head: `head` gives a layer of its own.
+
+Paper: Zhang et al., Distribution Alignment: A Unified Framework for Long-tail Visual Recognition,
+CVPR 2021.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from longtail.errors import UserError, choose
+from longtail.posthoc.base import FitResult, PostHoc
+from longtail.posthoc.crt import require_features
+from longtail.posthoc.inputs import FitData
+from longtail.posthoc.marc import class_weights
+from longtail.posthoc.sgd import train_parameters, weighted_cross_entropy
+
+
+def align(logits: Tensor, confidence: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """The mixture above; `confidence` (N, 1) is s(f)."""
+    return logits + confidence * ((scale - 1) * logits + shift)
+
+
+class DisAlign(PostHoc):
+    """Distribution alignment; needs features.
+
+    Args:
+        gamma: strength of the class weights.
+        form: "paper" starts at the identity, "release" where the released code does.
+        epochs: passes over the data.
+        batch_size: samples per step.
+        lr: learning rate at the start; falls to 0 along a cosine.
+        weight_decay: of all trained numbers.
+        divide_by: what the loss of a batch is divided by: its size, or the sum of its weights (released code).
+        seed: decides the batches.
+
+    Fitted attributes: `scale_` (K,), `shift_` (K,), `confidence_weight_` (D,), `confidence_bias_`, `result_`.
+    """
+
+    def __init__(
+        self,
+        gamma: float = 1.2,
+        *,
+        form: Literal["paper", "release"] = "paper",
+        epochs: float = 10,
+        batch_size: int = 512,
+        lr: float = 0.1,
+        weight_decay: float = 5e-4,
+        divide_by: Literal["batch", "weights"] = "batch",
+        seed: int = 0,
+    ) -> None:
+        self.gamma = gamma
+        self.form = form
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.divide_by = divide_by
+        self.seed = seed
+
+    def _fit(self, data: FitData, validation: FitData | None) -> None:
+        choose("form", self.form, ("paper", "release"))
+        choose("divide_by", self.divide_by, ("batch", "weights"))
+        began = time.perf_counter()
+        features = torch.as_tensor(np.asarray(require_features(data.features, self))).float()
+        logits = data.rows.read(slice(None))
+        weights = torch.from_numpy(class_weights(data.class_counts, self.gamma)).float()
+        scale = torch.ones(data.num_classes, requires_grad=True)
+        shift = torch.zeros(data.num_classes, requires_grad=True)
+        direction = torch.full((features.shape[1],), 0.1, requires_grad=True)
+        offset = torch.zeros((), requires_grad=True)
+        extra = 1.0 if self.form == "release" else 0.0
+
+        def loss(rows: Tensor) -> Tensor:
+            confidence = (features[rows] @ direction + offset).sigmoid().unsqueeze(1)
+            aligned = align(logits[rows], confidence, scale + extra, shift)
+            return weighted_cross_entropy(aligned, data.labels[rows], weights, self.divide_by)
+
+        steps = math.ceil(self.epochs * len(logits) / self.batch_size)
+        value = train_parameters(
+            [scale, shift, direction, offset],
+            loss,
+            data.labels.numpy(),
+            steps=steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            seed=self.seed,
+        )
+        self.scale_, self.shift_ = (scale.detach() + extra).numpy(), shift.detach().numpy()
+        self.confidence_weight_, self.confidence_bias_ = direction.detach().numpy(), float(offset.detach())
+        self.result_ = FitResult(True, steps, None, time.perf_counter() - began, value)
+
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        inputs = torch.as_tensor(require_features(features, self)).to(logits)
+        direction = torch.as_tensor(self.confidence_weight_).to(logits)
+        confidence = (inputs @ direction + self.confidence_bias_).sigmoid().unsqueeze(1)
+        scale, shift = (torch.as_tensor(v).to(logits) for v in (self.scale_, self.shift_))
+        return align(logits, confidence, scale, shift)
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        raise UserError(
+            "DisAlign does not fold into a linear head: how much it shifts a logit depends on the features. "
+            "Use its head(linear) layer instead"
+        )
+
+    def head(self, linear: nn.Linear) -> nn.Module:
+        layer = DisAlignHead(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        layer = layer.to(linear.weight.device, linear.weight.dtype)
+        layer.classifier.load_state_dict(linear.state_dict())
+        with torch.no_grad():
+            layer.scale.copy_(torch.as_tensor(self.scale_))
+            layer.shift.copy_(torch.as_tensor(self.shift_))
+            layer.confidence_weight.copy_(torch.as_tensor(self.confidence_weight_))
+            layer.confidence_bias.fill_(self.confidence_bias_)
+        return layer.train(linear.training)
+
+    @property
+    def n_parameters_(self) -> int:
+        return 2 * len(self.scale_) + len(self.confidence_weight_) + 1
+
+
+class DisAlignHead(nn.Module):
+    """A linear layer followed by the mixture: features (N, D) to logits (N, K)."""
+
+    def __init__(self, in_features: int, num_classes: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(in_features, num_classes, bias=bias)
+        self.scale = nn.Parameter(torch.ones(num_classes))
+        self.shift = nn.Parameter(torch.zeros(num_classes))
+        self.confidence_weight = nn.Parameter(torch.zeros(in_features))
+        self.confidence_bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        confidence = (features @ self.confidence_weight + self.confidence_bias).sigmoid().unsqueeze(1)
+        return align(self.classifier(features), confidence, self.scale, self.shift)

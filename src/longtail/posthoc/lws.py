@@ -1,0 +1,62 @@
+"""LWS: learn one scale per class of a frozen classifier, as if all classes were equally frequent.
+
+Logits `s_j * (W_j f + b_j)` (the bias is scaled too, as in the released code), cross-entropy under
+class-balanced sampling. On stored outputs that expectation is a weighted sum in which every class
+weighs the same, and the problem is convex: it is solved to its optimum instead of sampled.
+
+Paper: Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.posthoc.affine import AffineProblem
+from longtail.posthoc.base import AffinePostHoc, FitResult
+from longtail.posthoc.inputs import FitData
+from longtail.solver import minimise
+
+
+def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """(N,) float64: samples of one class share 1 / K, what class-balanced sampling draws on average."""
+    counts = torch.bincount(labels, minlength=num_classes).double()
+    return 1 / (num_classes * counts[labels])
+
+
+class LWS(AffinePostHoc):
+    """Learnable weight scaling.
+
+    Args:
+        ridge: weight decay of the scales, towards 0.
+        tolerance: largest entry of the gradient at the end, relative to the start.
+        max_iter: passes over the data.
+
+    Fitted attributes: `scale_` (K,), `shift_` (K,, zeros), `result_`.
+    """
+
+    def __init__(self, *, ridge: float = 5e-4, tolerance: float = 1e-5, max_iter: int = 500) -> None:
+        self.ridge = ridge
+        self.tolerance = tolerance
+        self.max_iter = max_iter
+
+    def _fit(self, data: FitData, validation: FitData | None) -> None:
+        problem = AffineProblem(
+            data.rows,
+            data.labels,
+            balanced_weights(data.labels, data.num_classes),
+            torch.ones(data.num_classes),
+            ridge=self.ridge,
+            centre=np.zeros(2 * data.num_classes),
+            shifts=False,
+            world=data.world,
+        )
+        identity = np.repeat([1.0, 0.0], data.num_classes)
+        solution = minimise(problem, identity, tolerance=self.tolerance, max_evaluations=self.max_iter)
+        self.scale_, self.shift_ = np.split(solution.x, 2)
+        self.result_ = FitResult.of(solution)
+
+    @property
+    def n_parameters_(self) -> int:
+        return len(self.scale_)

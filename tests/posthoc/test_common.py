@@ -1,0 +1,146 @@
+"""What every post-hoc method promises, over the table of methods."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from torch import nn
+
+from longtail import Outputs
+from longtail.errors import UserError
+from longtail.methods import POSTHOC_METHODS, build_posthoc
+from longtail.metrics import evaluate_logits
+
+TAIL = ("crt", "lws", "tau-norm", "disalign", "logit-adjustment", "marc")
+
+
+def outputs_of(data, part: str) -> Outputs:
+    counts = np.bincount(data["y"])
+    known = {"head_weight": data["weight"], "head_bias": data["bias"]}
+    if part == "train":
+        return Outputs(data["y"], counts, logits=data["views"][0], features=data["view_features"][0], **known)
+    rows = slice(0, None, 2) if part == "validation" else slice(1, None, 2)
+    logits, features = data["test"][rows], data["test_features"][rows]
+    return Outputs(data["test_y"][rows], counts, logits=logits, features=features, split=part, **known)
+
+
+@pytest.fixture(scope="module", params=POSTHOC_METHODS)
+def fitted(request, cifar_features):
+    method = build_posthoc(request.param, {})
+    method.fit(outputs_of(cifar_features, "train"), validation=outputs_of(cifar_features, "validation"))
+    return request.param, method
+
+
+@pytest.fixture
+def test_outputs(cifar_features):
+    return outputs_of(cifar_features, "test")
+
+
+def test_tail_methods_raise_the_tail_of_a_real_network(fitted, test_outputs):
+    name, method = fitted
+    truth = test_outputs.labels, test_outputs.class_counts
+    before = np.array(evaluate_logits(test_outputs.logits, *truth).per_class)
+    after = np.array(evaluate_logits(method.transform(test_outputs), *truth).per_class)
+    if name in TAIL:
+        assert after[7:].mean() > before[7:].mean() + 0.08
+        assert after.mean() > before.mean() + 0.03
+    assert np.isfinite(after).all()
+
+
+def test_the_head_gives_the_repaired_logits(fitted, test_outputs):
+    name, method = fitted
+    linear = nn.Linear(64, 10)
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(test_outputs.head_weight))
+        linear.bias.copy_(torch.from_numpy(test_outputs.head_bias))
+    layer = method.head(linear.eval())
+    with torch.inference_mode():
+        logits = layer(torch.from_numpy(test_outputs.features))
+    np.testing.assert_allclose(logits, method.transform(test_outputs), atol=2e-4)
+    if name == "disalign":
+        with pytest.raises(UserError, match="does not fold .* depends on the features"):
+            method.fold(linear.weight, linear.bias)
+    else:
+        assert type(layer) is nn.Linear
+        weight, bias = method.fold(linear.weight.double(), linear.bias.double())
+        np.testing.assert_allclose(layer.weight.detach(), weight.detach(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(layer.bias.detach(), bias.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_without_bias_is_repaired_too(fitted, cifar_features):
+    _, method = fitted
+    linear = nn.Linear(64, 10, bias=False)
+    layer = method.head(linear)
+    features = torch.randn(5, 64)
+    with torch.inference_mode():
+        direct, expected = layer(features), method._apply(linear(features), features)
+    if not hasattr(method, "tau_") and not hasattr(method, "weight_"):
+        np.testing.assert_allclose(direct, expected, atol=1e-4)
+
+
+def test_parameters_are_counted_as_the_table_says(fitted):
+    name, method = fitted
+    formula = POSTHOC_METHODS[name].trains.replace("pK", "p*K").replace("2K", "2*K")
+    assert method.n_parameters_ == eval(formula, {"p": 64, "K": 10})
+
+
+def test_scikit_learn_shape(fitted, test_outputs):
+    _, method = fitted
+    fresh = clone(method)
+    with pytest.raises(NotFittedError):
+        fresh.transform(test_outputs.logits)
+    json.dumps(method.get_params())
+    again = pickle.loads(pickle.dumps(method))
+    np.testing.assert_array_equal(again.transform(test_outputs), method.transform(test_outputs))
+    arguments = test_outputs.logits, test_outputs.features
+    shares = method.predict_proba(*arguments)
+    assert shares.sum(1) == pytest.approx(1, abs=1e-5)
+    assert (method.predict(*arguments) == method.transform(*arguments).argmax(1)).all()
+    assert (shares.argmax(1) == method.predict(*arguments)).mean() > 0.999
+
+
+def test_torch_in_torch_out(fitted, test_outputs):
+    _, method = fitted
+    arguments = torch.from_numpy(test_outputs.logits), torch.from_numpy(test_outputs.features)
+    for function in (method.transform, method.predict_proba, method.predict):
+        assert isinstance(function(*arguments), torch.Tensor)
+    np.testing.assert_array_equal(
+        method.transform(*arguments).numpy(), method.transform(test_outputs.logits, test_outputs.features)
+    )
+
+
+def test_fitting_twice_gives_the_same(fitted, cifar_features, test_outputs):
+    _, method = fitted
+    again = clone(method).fit(outputs_of(cifar_features, "train"), validation=outputs_of(cifar_features, "validation"))
+    np.testing.assert_array_equal(again.transform(test_outputs), method.transform(test_outputs))
+
+
+@pytest.mark.parametrize("name", POSTHOC_METHODS)
+def test_bad_input_is_named_by_every_method(name):
+    method = build_posthoc(name, {})
+    logits = np.random.default_rng(0).normal(size=(20, 4))
+    y = np.arange(20) % 4
+    spoiled = logits.copy()
+    spoiled[3, 1] = np.nan
+    with pytest.raises(UserError, match="row 3 contain NaN"):
+        method.fit(spoiled, y)
+    with pytest.raises(UserError, match=r"labels must be 0\.\.3"):
+        method.fit(logits, y + 1)
+    with pytest.raises(UserError, match="class 3 has no sample"):
+        method.fit(logits, np.arange(20) % 3)
+
+
+@pytest.mark.parametrize("name", POSTHOC_METHODS)
+@pytest.mark.filterwarnings("ignore:not solved")  # nothing but a ridge moves such logits; it is said
+def test_extreme_logits_and_one_sample_per_class_stay_finite(name):
+    rng = np.random.default_rng(0)
+    logits = (1e4 * rng.choice([-1, 1], size=(4, 4))).astype(np.float32)
+    features = rng.normal(size=(4, 6)).astype(np.float32)
+    options = {"tau": "1"} if name == "tau-norm" else {}
+    method = build_posthoc(name, options).fit(logits, np.arange(4), features=features)
+    assert np.isfinite(method.transform(logits, features)).all()
+    assert np.isfinite(method.predict_proba(logits, features)).all()

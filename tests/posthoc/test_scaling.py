@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize, minimize_scalar
+from sklearn.linear_model import LogisticRegression
+
+from longtail import MARC, PlattScaling, TemperatureScaling, VectorScaling
+from longtail.metrics import expected_calibration_error, softmax
+
+RNG = np.random.default_rng(0)
+Y = np.repeat(np.arange(3), [150, 70, 30])
+LOGITS = 2.5 * (RNG.normal(size=(250, 3)) + np.eye(3)[Y])
+
+
+def cross_entropy(logits):
+    return F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(Y)).item()
+
+
+def test_temperature_is_the_one_of_a_line_search():
+    best = minimize_scalar(lambda t: cross_entropy(LOGITS / t), bounds=(0.05, 20), method="bounded")
+    method = TemperatureScaling().fit(LOGITS, Y)
+    assert method.temperature_ == pytest.approx(best.x, rel=1e-3)
+    assert (method.predict(LOGITS) == LOGITS.argmax(1)).all()
+
+
+def test_temperature_of_calibrated_logits_is_one():
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(60_000, 3)) * 1.5
+    y = (rng.random((60_000, 1)) > softmax(logits).cumsum(1)).sum(1)
+    method = TemperatureScaling().fit(logits, y)
+    assert method.temperature_ == pytest.approx(1, abs=0.03)
+    overconfident = TemperatureScaling().fit(3 * logits, y)
+    assert overconfident.temperature_ == pytest.approx(3, abs=0.09)
+    before = expected_calibration_error(softmax(3 * logits), y)
+    assert expected_calibration_error(overconfident.predict_proba(3 * logits), y) < before / 5
+
+
+def test_vector_scaling_is_the_minimum_and_marc_without_weights():
+    def loss(x):
+        return cross_entropy(LOGITS * x[:3] + x[3:]) + 0.5 * 1e-3 * np.square(x - [1, 1, 1, 0, 0, 0]).sum()
+
+    best = minimize(loss, np.repeat([1.0, 0.0], 3), options={"gtol": 1e-8})
+    method = VectorScaling(ridge=1e-3, tolerance=1e-7).fit(LOGITS, Y)
+    np.testing.assert_allclose(np.concatenate([method.scale_, method.shift_]), best.x, atol=1e-3)
+    marc = MARC(gamma=0.0, ridge=1e-3, ridge_centre="identity", tolerance=1e-7).fit(LOGITS, Y)
+    np.testing.assert_allclose(method.transform(LOGITS), marc.transform(LOGITS), atol=1e-4)
+
+
+def test_platt_scaling_is_a_logistic_regression_per_class():
+    method = PlattScaling().fit(LOGITS, Y)
+    for j in range(3):
+        positives = (j == Y).sum()
+        high, low = (positives + 1) / (positives + 2), 1 / (250 - positives + 2)
+        # A sample with target t counts t as positive and 1 - t as negative.
+        targets = np.where(j == Y, high, low)
+        x = np.tile(LOGITS[:, j : j + 1], (2, 1))
+        reference = LogisticRegression(C=1e8, max_iter=10_000, tol=1e-10)
+        reference.fit(x, np.repeat([1, 0], 250), sample_weight=np.concatenate([targets, 1 - targets]))
+        assert method.scale_[j] == pytest.approx(reference.coef_[0, 0], rel=1e-3)
+        assert method.shift_[j] == pytest.approx(reference.intercept_[0], rel=1e-3, abs=1e-3)
+
+
+def test_platt_stands_a_class_told_apart_perfectly():
+    logits = np.array([[5.0, -5], [4, -4], [-5, 5], [-6, 6]])
+    method = PlattScaling().fit(logits, [0, 0, 1, 1])
+    assert method.result_.converged
+    assert np.abs(method.scale_).max() < 10
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, VectorScaling, PlattScaling])
+def test_derivatives(kind):
+    """The solver saw a gradient that is zero where the value is lowest: moving away never helps."""
+    method = kind().fit(LOGITS, Y)
+    assert method.result_.converged
+    assert method.result_.gradient <= 1e-5
