@@ -22,6 +22,7 @@ _HOMES = {
     "VectorScaling": "longtail.posthoc.scaling",
     "Outputs": "longtail.outputs",
     "calibrate": "longtail.calibration",
+    "compare": "longtail.comparison",
     "extract": "longtail.extraction",
     "find_head": "longtail.head",
     "margins": "longtail.class_means",

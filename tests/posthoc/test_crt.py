@@ -49,7 +49,7 @@ def test_sgd_comes_near_the_exact_optimum():
     features, y = clouds(counts=(400, 150, 50))
     logits = np.ones((len(y), 3))
     exact = CRT(ridge=0.01).fit(logits, y, features=features)
-    sgd = CRT("sgd", ridge=0.01, epochs=200, batch_size=128).fit(logits, y, features=features)
+    sgd = CRT("sgd", ridge=0.01, max_iter=1000, batch_size=128).fit(logits, y, features=features)
     agree = exact.predict(logits, features) == sgd.predict(logits, features)
     assert agree.mean() > 0.97
 

@@ -67,7 +67,7 @@ def problem(size=300):
 @pytest.mark.parametrize("form", ["paper", "release"])
 def test_training_lowers_the_loss_and_helps_the_tail(form):
     logits, y, features = problem()
-    method = DisAlign(form=form, epochs=60, batch_size=64).fit(logits, y, features=features)
+    method = DisAlign(form=form, max_iter=300, batch_size=64).fit(logits, y, features=features)
     tail = y == 2
     before = (logits.argmax(1) == y)[tail].mean()
     after = (method.predict(logits, features) == y)[tail].mean()

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     ]
     table = Table("name", "stage", "family", "trains", "needs", "method and paper")
     for row in rows:
-        table.add_row(*(str(row[column]) for column in ("name", "stage", "family", "trains", "needs")), row["paper"])
+        table.add_row(*(str(row[column]) for column in ("name", "stage", "family", "trains", "needs", "paper")))
     options.display().table(table)
     options.print_json(rows)
     return 0

@@ -73,8 +73,7 @@ class CRT(PostHoc):
         solver: "exact" solves the convex problem; "sgd" trains with class-balanced batches from a random start.
         ridge: weight decay.
         tolerance: exact: largest entry of the gradient at the end, relative to the start.
-        max_iter: exact: passes over the data.
-        epochs: sgd: passes over the data.
+        max_iter: passes over the data (exact; default 1,000) or steps (sgd; default 2,000).
         batch_size: sgd: samples per step.
         lr: sgd: learning rate at the start; falls to 0 along a cosine.
         seed: sgd: decides batches and first weights.
@@ -88,8 +87,7 @@ class CRT(PostHoc):
         *,
         ridge: float = 5e-4,
         tolerance: float = 1e-4,
-        max_iter: int = 1000,
-        epochs: float = 10,
+        max_iter: int | None = None,
         batch_size: int = 512,
         lr: float = 0.2,
         seed: int = 0,
@@ -98,7 +96,6 @@ class CRT(PostHoc):
         self.ridge = ridge
         self.tolerance = tolerance
         self.max_iter = max_iter
-        self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
         self.seed = seed
@@ -112,7 +109,8 @@ class CRT(PostHoc):
         weights = balanced_weights(data.labels, data.num_classes)
         problem = LinearProblem(features, data.labels, weights, data.num_classes, self.ridge, data.world)
         start = np.zeros(data.num_classes * (features.shape[1] + 1))
-        solution = minimise(problem, start, tolerance=self.tolerance, max_evaluations=self.max_iter)
+        passes = 1000 if self.max_iter is None else self.max_iter
+        solution = minimise(problem, start, tolerance=self.tolerance, max_evaluations=passes)
         weight, bias = unpack(torch.from_numpy(solution.x), data.num_classes)
         self.weight_, self.bias_ = weight.numpy(), bias.numpy()
         self.result_ = FitResult.of(solution)
@@ -124,7 +122,7 @@ class CRT(PostHoc):
         generator = torch.Generator().manual_seed(self.seed)
         weight = torch.empty(data.num_classes, inputs.shape[1]).uniform_(-bound, bound, generator=generator)
         weight, bias = weight.requires_grad_(), torch.zeros(data.num_classes, requires_grad=True)
-        steps = math.ceil(self.epochs * len(inputs) / self.batch_size)
+        steps = 2000 if self.max_iter is None else self.max_iter
         value = train_parameters(
             [weight, bias],
             lambda rows: F.cross_entropy(F.linear(inputs[rows], weight, bias), data.labels[rows]),

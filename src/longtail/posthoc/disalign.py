@@ -15,7 +15,6 @@ CVPR 2021.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Literal
 
@@ -42,7 +41,7 @@ class DisAlign(PostHoc):
     Args:
         gamma: strength of the class weights.
         form: "paper" starts at the identity, "release" where the released code does.
-        epochs: passes over the data.
+        max_iter: steps.
         batch_size: samples per step.
         lr: learning rate at the start; falls to 0 along a cosine.
         weight_decay: of all trained numbers.
@@ -57,7 +56,7 @@ class DisAlign(PostHoc):
         gamma: float = 1.2,
         *,
         form: Literal["paper", "release"] = "paper",
-        epochs: float = 10,
+        max_iter: int = 2000,
         batch_size: int = 512,
         lr: float = 0.1,
         weight_decay: float = 5e-4,
@@ -66,7 +65,7 @@ class DisAlign(PostHoc):
     ) -> None:
         self.gamma = gamma
         self.form = form
-        self.epochs = epochs
+        self.max_iter = max_iter
         self.batch_size = batch_size
         self.lr = lr
         self.weight_decay = weight_decay
@@ -91,12 +90,11 @@ class DisAlign(PostHoc):
             aligned = align(logits[rows], confidence, scale + extra, shift)
             return weighted_cross_entropy(aligned, data.labels[rows], weights, self.divide_by)
 
-        steps = math.ceil(self.epochs * len(logits) / self.batch_size)
         value = train_parameters(
             [scale, shift, direction, offset],
             loss,
             data.labels.numpy(),
-            steps=steps,
+            steps=self.max_iter,
             batch_size=self.batch_size,
             lr=self.lr,
             weight_decay=self.weight_decay,
@@ -104,7 +102,7 @@ class DisAlign(PostHoc):
         )
         self.scale_, self.shift_ = (scale.detach() + extra).numpy(), shift.detach().numpy()
         self.confidence_weight_, self.confidence_bias_ = direction.detach().numpy(), float(offset.detach())
-        self.result_ = FitResult(True, steps, None, time.perf_counter() - began, value)
+        self.result_ = FitResult(True, self.max_iter, None, time.perf_counter() - began, value)
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         inputs = torch.as_tensor(require_features(features, self)).to(logits)

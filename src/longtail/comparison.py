@@ -1,0 +1,218 @@
+"""A data set, methods and seeds: the grid of runs behind a table.
+
+All decision-boundary methods of one seed repair the same stage-one model; all stage-one methods see
+the same number of images. Settings are chosen on the validation split, never on test. A cell that
+is done is not done again; one that was interrupted goes on.
+
+    OUT/runs/METHOD-seedN/     stage-one runs
+    OUT/cells/METHOD-seedN.json and .npz   scores, and the predictions on the test split
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from longtail.calibration import run_outputs
+from longtail.config import TrainConfig, differences, from_dict, to_dict
+from longtail.display import Display, clock
+from longtail.errors import UserError, choose
+from longtail.files import replacing, write_json
+from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc, parse_options
+from longtail.metrics import evaluate_logits
+from longtail.runs import MODEL_FILE, RUN_FILE, Run
+from longtail.training.loop import train
+from longtail.world import ALONE
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of the comparison: its name and options, as in `marc:solver=sgd,gamma=1.5`."""
+
+    name: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Entry:
+        """Read an entry; unknown names and options are refused now rather than after hours of training."""
+        name, _, rest = text.partition(":")
+        choose("method", name, (*TRAIN_METHODS, *POSTHOC_METHODS))
+        pairs = []
+        for item in filter(None, rest.split(",")):
+            option, equals, value = item.partition("=")
+            if not equals:
+                raise UserError(f"options of a method are written name=value, found {item!r} in {text!r}")
+            pairs.append((option, value))
+        entry = cls(name, tuple(pairs))
+        if entry.stage == 2:
+            build_posthoc(name, dict(pairs))
+        else:
+            method = TRAIN_METHODS[name]
+            parse_options(dict(pairs), method.model, method.objective)
+        return entry
+
+    @property
+    def stage(self) -> int:
+        return 1 if self.name in TRAIN_METHODS else 2
+
+    @property
+    def label(self) -> str:
+        """Name for files and tables."""
+        return "-".join([self.name, *(f"{name}={value}" for name, value in self.options)])
+
+    @property
+    def title(self) -> str:
+        method = (TRAIN_METHODS | POSTHOC_METHODS)[self.name]
+        shown = ", ".join(f"{name} {value}" for name, value in self.options)
+        return f"{method.title} ({shown})" if shown else str(method.title)
+
+    @property
+    def family(self) -> str:
+        return str((TRAIN_METHODS | POSTHOC_METHODS)[self.name].family)
+
+
+BASE = Entry("softmax")
+TRAINING_COST = 50  # what a stage-one cell takes compared with a stage-two cell, for the time left
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method with one seed; everything a worker needs, in plain values."""
+
+    entry: Entry
+    seed: int
+    config: TrainConfig
+    views: int
+    out: Path
+
+    @property
+    def file(self) -> Path:
+        return self.out / "cells" / f"{self.entry.label}-seed{self.seed}.json"
+
+    def run_folder(self, entry: Entry) -> Path:
+        return self.out / "runs" / f"{entry.label}-seed{self.seed}"
+
+    def train_config(self, entry: Entry) -> TrainConfig:
+        return replace(self.config, method=entry.name, options=dict(entry.options), seed=self.seed)
+
+    def identity(self) -> dict[str, Any]:
+        """What the result depends on."""
+        stage_one = self.entry if self.entry.stage == 1 else BASE
+        return {"label": self.entry.label, "views": self.views, "config": to_dict(self.train_config(stage_one))}
+
+    def done(self) -> bool:
+        """Whether the result is there; an error if it belongs to another comparison."""
+        if not self.file.is_file():
+            return False
+        stored = json.loads(self.file.read_text(encoding="utf-8"))["identity"]
+        own = self.identity()
+        changed = differences(from_dict(stored["config"]), from_dict(own["config"]))
+        if stored["views"] != own["views"]:
+            changed.append(f"views: {stored['views']} → {own['views']}")
+        if changed:
+            raise UserError(f"{self.out} holds another comparison ({'; '.join(changed)}); choose another --out")
+        return True
+
+
+def train_cell(cell: Cell, entry: Entry, display: Display | None = None) -> Run:
+    """The finished stage-one run of a cell: found, gone on with, or trained."""
+    folder, config = cell.run_folder(entry), cell.train_config(entry)
+    exists = (folder / RUN_FILE).is_file()
+    if exists:
+        changed = differences(Run.open(folder).config, config)
+        if changed:
+            raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
+    if not (folder / MODEL_FILE).is_file():
+        train(config, folder, resume=exists, display=display)
+    return Run.open(folder)
+
+
+def run_cell(cell: Cell, quiet: bool = True) -> dict[str, Any]:
+    """Do one cell: scores and test predictions are written, and the scores returned."""
+    display = Display(quiet=quiet)
+    if cell.entry.stage == 1:
+        run = train_cell(cell, cell.entry, display)
+        outputs = run_outputs(run, "test", ALONE, root=cell.config.root, workers=cell.config.workers)
+        logits = outputs.rows().read(slice(None)).numpy()
+        details: dict[str, Any] = {}
+    else:
+        run = train_cell(cell, BASE, display)
+        where: dict[str, Any] = {"root": cell.config.root, "workers": cell.config.workers}
+        fitted_on = run_outputs(run, "train", ALONE, views=cell.views, **where)
+        outputs = run_outputs(run, "test", ALONE, **where)
+        has_validation = "validation" in run.details["data"]["images"]
+        validation = run_outputs(run, "validation", ALONE, **where) if has_validation else None
+        method = build_posthoc(cell.entry.name, dict(cell.entry.options))
+        method.fit(fitted_on, validation=validation)
+        logits = np.asarray(method.transform(outputs))
+        chosen = {name: getattr(method, name) for name in ("gamma_", "tau_") if hasattr(method, name)}
+        details = {"parameters": method.n_parameters_, "fit": vars(method.result_), **chosen}
+    metrics = evaluate_logits(logits, outputs.labels, run.class_counts)
+    result = {
+        "method": cell.entry.label,
+        "title": cell.entry.title,
+        "family": cell.entry.family,
+        "seed": cell.seed,
+        **details,
+        "metrics": metrics.to_dict(),
+        "class_counts": run.class_counts.tolist(),
+        "identity": cell.identity(),
+    }
+    with replacing(cell.file.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, predictions=logits.argmax(1).astype(np.int32), labels=outputs.labels)
+    write_json(cell.file, result)
+    return result
+
+
+def compare(
+    config: TrainConfig,
+    methods: Sequence[str],
+    out: Path | str,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    views: int = 1,
+    jobs: int = 1,
+    display: Display | None = None,
+) -> list[dict[str, Any]]:
+    """Run a grid of methods and seeds; returns the results of its cells, in order.
+
+    Args:
+        config: the stage-one training run; its method and seed are replaced.
+        methods: names, with options as in `marc:solver=sgd`.
+        out: folder of the comparison.
+        seeds: each cuts its own tail and validation split and starts from its own weights.
+        views: augmented passes that post-hoc methods are fitted on.
+        jobs: cells at a time, through joblib; its backend can be a Ray or Dask cluster.
+        display: where progress is shown.
+    """
+    display = display or Display(quiet=True)
+    entries = [Entry.parse(method) for method in methods]
+    repeated = {entry.label for entry in entries if entries.count(entry) > 1}
+    if repeated:
+        raise UserError(f"{', '.join(sorted(repeated))} is listed twice")
+    cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
+    waiting = [cell for cell in cells if not cell.done()]
+    display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done already")
+    # Stage two waits for the stage-one models it repairs.
+    needed = {cell.seed for cell in waiting if cell.entry.stage == 2}
+    have = {cell.seed for cell in cells if cell.entry == BASE}
+    first = [cell for cell in waiting if cell.entry.stage == 1]
+    first += [Cell(BASE, seed, config, views, Path(out)) for seed in sorted(needed - have)]
+    second = [cell for cell in waiting if cell.entry.stage == 2]
+    total, number = len(first) + len(second), 0
+    with display.task("comparing", len(first) * TRAINING_COST + len(second), unit="units of work") as task:
+        for stage, cost in ((first, TRAINING_COST), (second, 1)):
+            run = Parallel(n_jobs=jobs, return_as="generator_unordered")
+            for result in run(delayed(run_cell)(cell, display.quiet or jobs != 1) for cell in stage):
+                number += 1
+                score = f"{result['method']}, seed {result['seed']}: balanced {100 * result['metrics']['balanced']:.1f}"
+                task.advance(cost)
+                left = clock((task.total - task.done) / max(task.speed, 1e-9))
+                display.line(f"{number} of {total}  {score}  (about {left} left)")
+    return [json.loads(cell.file.read_text(encoding="utf-8")) for cell in cells]
