@@ -166,6 +166,7 @@ def extract_run(
     path: Path | None = None,
     dtype: str = "float32",
     keep_logits: bool = True,
+    data_run: Run | None = None,
     root: str | None = None,
     workers: int = 0,
     display: Display | None = None,
@@ -173,19 +174,21 @@ def extract_run(
     """Write the outputs of a finished run on one split; returns the file.
 
     With `views` > 0 the training augmentation is applied, anew in every pass. The processes of
-    `world` share the images batch by batch; the file is the same for any number of them.
+    `world` share the images batch by batch; the file is the same for any number of them. The images
+    are those of the run, or of `data_run`.
     """
     if views and split != "train":
         raise UserError("augmented views are for the train split; leave out --views")
     path = path or outputs_path(run, split, views)
     model = run.load_model().to(world.device)
-    splits = run.splits(root)
+    shown = data_run or run
+    splits = shown.splits(root)
     images = resident(splits.split(split), world.device)
-    augmenting, clean = run.transforms(splits)
+    augmenting, clean = shown.transforms(splits)
     display = display if display and world.is_main else Display(quiet=True)
     head = head_of(model)
-    constant = {"class_counts": run.class_counts, **head_arrays(head)}
-    details = header(split, views, fingerprint(model), tuple(run.class_names))
+    constant = {"class_counts": shown.class_counts, **head_arrays(head)}
+    details = header(split, views, fingerprint(model), tuple(shown.class_names))
     size, passes = len(images), max(views, 1)
     plan = [
         draw

@@ -6,7 +6,7 @@ row and memory-mapped when read, so a set larger than memory works.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,12 @@ class Outputs:
         weight = torch.from_numpy(self.head_weight).float()
         bias = None if self.head_bias is None else torch.from_numpy(self.head_bias).float()
         return LogitRows(features=self.features, weight=weight, bias=bias)
+
+    def counted_as(self, train: Outputs) -> Outputs:
+        """The same, with the class counts and, if it is not known here, the head of the training outputs."""
+        head = self if self.head_weight is not None else train
+        counts = train.class_counts
+        return replace(self, class_counts=counts, head_weight=head.head_weight, head_bias=head.head_bias)
 
     def save(self, path: Path) -> None:
         """Write to a file, atomically."""

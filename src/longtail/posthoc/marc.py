@@ -10,13 +10,16 @@ Paper: Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from torch import Tensor
 
 from longtail.errors import choose
+from longtail.outputs import Outputs
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.choosing import GAMMAS, as_number, balanced_accuracy, best_setting, require_validation
@@ -102,6 +105,9 @@ class MARC(AffinePostHoc):
         else:
             self.gamma_ = as_number(self.gamma, "gamma")
             solution = self._solve(data, self.gamma_)
+        self._keep(solution, data)
+
+    def _keep(self, solution: Solution, data: FitData) -> None:
         self.omega_, self.beta_ = np.split(solution.x, 2)
         self.weight_norms_ = data.weight_norms
         self.scale_, self.shift_ = self.omega_, self.beta_ * self.weight_norms_
@@ -152,15 +158,32 @@ class MARC(AffinePostHoc):
         )
 
     def _choose_gamma(self, data: FitData, validation: FitData | None) -> tuple[Solution, float]:
-        """One solve per gamma, each from the last one's answer; the best by balanced accuracy wins."""
+        """The gamma with the best balanced accuracy on held-out outputs."""
         held_out = require_validation(validation, "gamma")
-        solutions: dict[float, Solution] = {}
-        scores: dict[float, float] = {}
-        warm = None
-        for gamma in GAMMAS:
-            solutions[gamma] = solution = self._solve(data, gamma, warm)
-            warm = solution.x if self.solver == "exact" else None
+        solutions = self._path(data, GAMMAS)
+        scores = {}
+        for gamma, solution in solutions.items():
             omega, beta = np.split(solution.x, 2)
             scores[gamma] = balanced_accuracy(omega, beta * data.weight_norms, held_out)
         chosen = best_setting(scores, PAPER_GAMMA)
         return solutions[chosen], chosen
+
+    def _path(self, data: FitData, gammas: Sequence[float]) -> dict[float, Solution]:
+        """One solve per gamma, each from the last one's answer."""
+        solutions: dict[float, Solution] = {}
+        warm = None
+        for gamma in gammas:
+            solutions[gamma] = self._solve(data, gamma, warm)
+            warm = solutions[gamma].x if self.solver == "exact" else None
+        return solutions
+
+    def fit_path(self, outputs: Outputs, gammas: Sequence[float] = GAMMAS) -> dict[float, MARC]:
+        """A fitted MARC for each gamma, for little more than the price of one."""
+        data = self._check(outputs)
+        path = {}
+        for gamma, solution in self._path(data, gammas).items():
+            fitted: MARC = clone(self).set_params(gamma=gamma)
+            fitted.classes_, fitted.n_features_in_, fitted.gamma_ = data.classes, data.num_classes, gamma
+            fitted._keep(solution, data)
+            path[gamma] = fitted
+        return path

@@ -1,0 +1,256 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const [before, after] = data.states;
+const classes = data.classes;
+const crowded = classes.names.length > 60;
+const places = classes.names.map((_, place) => place);
+const byId = (id) => document.getElementById(id);
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const shown = (value) => (value === null ? "none" : value.toFixed(1));
+const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(1);
+const SCORES = { balanced: "overall", many: "many", medium: "medium", few: "few", macro_f1: "macro F1", ece: "ECE" };
+
+function element(tag, text, attributes = {}) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function card(name, value, note, mood) {
+  const made = element("div", undefined, { class: "card" });
+  made.append(element("div", name, { class: "name" }), element("div", value, { class: "value" }));
+  if (note !== undefined) made.append(element("div", note, { class: `note ${mood ?? ""}` }));
+  return made;
+}
+
+// Change of a score in words; for the calibration error lower is better.
+function change(name, from, to) {
+  if (from === null || to === null) return ["", ""];
+  const better = name === "ece" ? to < from : to > from;
+  return [`${signed(to - from)} from ${from.toFixed(1)}`, to === from ? "" : better ? "good" : "bad"];
+}
+
+function layout(extra = {}) {
+  const axis = { gridcolor: color("line"), zerolinecolor: color("line"), linecolor: color("line") };
+  const { xaxis, yaxis, ...rest } = extra;
+  return {
+    font: { color: color("text"), family: "system-ui, sans-serif", size: 12 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: 52, r: 46, t: 34, b: crowded ? 40 : 84 },
+    legend: { orientation: "h", y: 1.14, x: 0 }, hovermode: "x unified",
+    hoverlabel: { bgcolor: color("panel"), bordercolor: color("line"), font: { color: color("text") } },
+    xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
+  };
+}
+
+const draw = (id, traces, extra) =>
+  Plotly.react(id, traces, layout(extra), { responsive: true, displayModeBar: false });
+
+const classAxis = () => ({
+  title: { text: "classes, head → tail", standoff: 8 }, tickvals: crowded ? undefined : places,
+  ticktext: crowded ? undefined : classes.names, tickangle: crowded ? 0 : -40, showgrid: false,
+});
+const countsBehind = () => ({
+  type: "bar", x: places, y: classes.counts, name: "training images", marker: { color: color("counts") }, hoverinfo: "skip",
+});
+// Where classes are many, each is a faint dot and the line is their running mean.
+function curve(values, shade, name) {
+  const own = { type: "scatter", x: places, y: values, name, text: classes.names, hovertemplate: "%{text}: %{y}<extra>" + name + "</extra>" };
+  if (!crowded) return [{ ...own, mode: "lines+markers", line: { color: color(shade), width: 2 } }];
+  return [
+    { ...own, mode: "markers", marker: { color: color(shade), size: 3, opacity: 0.35 }, showlegend: false },
+    { type: "scatter", mode: "lines", x: places, y: runningMean(values), name, line: { color: color(shade), width: 2 }, hoverinfo: "skip" },
+  ];
+}
+function runningMean(values) {
+  const reach = Math.ceil(values.length / 60);
+  return values.map((_, place) => {
+    const near = values.slice(Math.max(place - reach, 0), place + reach + 1).filter((value) => value !== null);
+    return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
+  });
+}
+const shadeOf = (state) => (state === before ? "before" : state === after ? "after" : "other");
+
+function perClass(id, key, title, states) {
+  // Counts on the lower axis, curves on the one above it, so that curves stay in front of the bars.
+  const quiet = { color: color("quiet") };
+  const curves = states.flatMap((state) => curve(state[key], shadeOf(state), state.title));
+  draw(id, [countsBehind(), ...curves.map((trace) => ({ ...trace, yaxis: "y2" }))], {
+    xaxis: classAxis(),
+    yaxis: { type: "log", side: "right", showgrid: false, tickfont: quiet, title: { text: "training images", font: quiet } },
+    yaxis2: { overlaying: "y", side: "left", tickmode: "auto", gridcolor: color("line"), zerolinecolor: color("line"), title: { text: title } },
+  });
+}
+
+function drawCards() {
+  const cards = Object.entries(SCORES).map(([name, title]) =>
+    card(title, shown(after.scores[name]), ...change(name, before.scores[name], after.scores[name])));
+  byId("cards").replaceChildren(...cards);
+}
+
+function drawMeans() {
+  const disalign = data.states.find((state) => state.title === "DisAlign");
+  const states = disalign ? [before, disalign, after] : [before, after];
+  perClass("logits", "logits", `mean logit, ${data.split} images`, states);
+  perClass("margins", "margins", `mean margin, ${data.split} images`, states);
+  byId("means-text").textContent =
+    `Rank correlation of the mean margin with class size: ${signedTwo(before.correlation.margins)} before, ` +
+    `${signedTwo(after.correlation.margins)} after; of the mean logit: ${signedTwo(before.correlation.logits)} before, ` +
+    `${signedTwo(after.correlation.logits)} after. A long-tail biased classifier starts near +1.`;
+}
+const signedTwo = (value) => (value > 0 ? "+" : "") + value.toFixed(2);
+
+function drawChanges() {
+  const { value, low, high } = data.changes;
+  const mood = places.map((p) => (low[p] > 0 ? "good" : high[p] < 0 ? "bad" : "before"));
+  draw("changes", [{
+    type: "scatter", mode: "markers", x: places, y: value, text: classes.names, hovertemplate: "%{text}: %{y:+.1f} points<extra></extra>",
+    marker: { color: mood.map(color), size: crowded ? 4 : 9 },
+    error_y: { type: "data", symmetric: false, array: places.map((p) => high[p] - value[p]), arrayminus: places.map((p) => value[p] - low[p]),
+      color: color("quiet"), thickness: crowded ? 0.5 : 1.2, width: 0 },
+  }], { xaxis: classAxis(), yaxis: { title: { text: `points of accuracy, ${data.split} images` } }, hovermode: "closest" });
+}
+
+function drawConfusion(id, title, values) {
+  draw(id, [{
+    type: "heatmap", z: values, x: data.confusion.names, y: data.confusion.names, zmin: 0, zmax: 100,
+    colorscale: [[0, color("page")], [1, color(id.endsWith("after") ? "after" : "before")]],
+    hovertemplate: "%{y} taken for %{x}: %{z} %<extra></extra>", colorbar: { title: { text: "%" }, thickness: 10 },
+  }], {
+    title: { text: title, font: { size: 13 } }, hovermode: "closest", margin: { l: crowded ? 30 : 84, r: 10, t: 40, b: crowded ? 30 : 84 },
+    xaxis: { type: "category", showticklabels: !crowded, tickangle: -40, title: { text: crowded ? "taken for, head → tail" : "" } },
+    yaxis: { type: "category", showticklabels: !crowded, autorange: "reversed", title: { text: crowded ? "true class, head → tail" : "" } },
+  });
+}
+
+function drawReliability(id, state) {
+  draw(id, [
+    { type: "bar", x: state.reliability.confidence, y: state.reliability.accuracy, width: 0.055, name: "accuracy",
+      marker: { color: color(state === before ? "before" : "after") }, customdata: state.reliability.share,
+      hovertemplate: "confidence %{x:.2f}: right %{y:.2f} of the time, %{customdata} % of images<extra></extra>" },
+    { type: "scatter", mode: "lines", x: [0, 1], y: [0, 1], line: { color: color("quiet"), dash: "dot" }, hoverinfo: "skip", showlegend: false },
+  ], { title: { text: `${state.title}: ECE ${shown(state.scores.ece)}`, font: { size: 13 } }, showlegend: false, hovermode: "closest",
+    margin: { l: 52, r: 20, t: 40, b: 44 }, xaxis: { range: [0, 1], title: { text: "confidence" } }, yaxis: { range: [0, 1], title: { text: "accuracy" } } });
+}
+
+function drawPoint() {
+  const place = Number(byId("gamma").value);
+  const point = data.points[place];
+  byId("gamma-value").textContent = point.gamma.toFixed(1);
+  byId("command").textContent = `${data.command} --options gamma ${point.gamma}`;
+  const cards = ["balanced", "many", "medium", "few"].map((name) =>
+    card(`${SCORES[name]} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
+  if (point.validation) cards.unshift(card("overall (validation)", shown(point.validation.balanced), "choose by this"));
+  byId("point-cards").replaceChildren(...cards);
+  const bars = { type: "bar", x: places, y: point.accuracy, name: `gamma ${point.gamma}`, marker: { color: color("after"), opacity: 0.75 },
+    text: classes.names, textposition: "none", hovertemplate: "%{text}: %{y} %<extra></extra>" };
+  const now = crowded ? curve(point.accuracy, "after", `gamma ${point.gamma}`) : [bars];
+  draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis(), yaxis: { range: [0, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
+  const gammas = data.points.map((p) => p.gamma);
+  const line = (name, shade) => ({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.scores[name]), name: SCORES[name], line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
+  const lines = [line("balanced", "after"), line("many", "before"), line("medium", "other"), line("few", "good")];
+  if (point.validation) {
+    lines.push({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.validation.balanced), name: "overall (validation)", line: { color: color("after"), dash: "dot" } });
+  }
+  draw("trade-off", lines.filter((trace) => trace.y.some((value) => value !== null)), {
+    xaxis: { title: { text: "gamma" } }, yaxis: { title: { text: `accuracy, ${data.split} images (%)` } }, margin: { l: 52, r: 20, t: 34, b: 44 },
+    shapes: [{ type: "line", x0: point.gamma, x1: point.gamma, y0: 0, y1: 1, yref: "paper", line: { color: color("quiet"), width: 1 } }],
+  });
+}
+
+function drawMethods() {
+  const table = byId("methods");
+  const head = element("tr");
+  ["method", ...Object.values(SCORES), "numbers trained", "rank correlation of margins"].forEach((title) => head.append(element("th", title)));
+  const rows = data.states.map((state) => {
+    const row = element("tr");
+    const cells = [state.title, ...Object.keys(SCORES).map((name) => shown(state.scores[name])), state.parameters ?? "", signedTwo(state.correlation.margins)];
+    cells.forEach((cell) => row.append(element("td", cell)));
+    return row;
+  });
+  const top = element("thead"); top.append(head);
+  const body = element("tbody"); body.append(...rows);
+  table.replaceChildren(top, body);
+  if (!data.checkpoints.length) return;
+  const list = element("table");
+  const title = element("tr");
+  ["stage-one data", "before", "after MARC"].forEach((text) => title.append(element("th", text)));
+  list.append(title);
+  data.checkpoints.forEach((item) => {
+    const row = element("tr");
+    [item.data, shown(item.before), shown(item.after)].forEach((text) => row.append(element("td", text)));
+    list.append(row);
+  });
+  byId("checkpoints").replaceChildren(element("h3", "Effect of the stage-one data"), list);
+}
+
+function drawWorst() {
+  const pairs = data.worst.map((item) => {
+    const made = element("div", undefined, { class: "pair" });
+    const text = element("div");
+    text.append(element("strong", item.truth), " taken for ", element("strong", item.taken_for));
+    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: item.after < item.before ? "note good" : "note bad" });
+    made.append(text, note, ...item.pictures.map((source) => element("img", undefined, { src: source, alt: `${item.truth} taken for ${item.taken_for}` })));
+    return made;
+  });
+  byId("worst").replaceChildren(...pairs);
+}
+
+const COLUMNS = [
+  ["class", (p) => classes.names[p]], ["training images", (p) => classes.counts[p]], ["shots", (p) => classes.shots[p]],
+  ["before", (p) => before.accuracy[p]], ["after", (p) => after.accuracy[p]], ["change", (p) => data.changes.value[p]],
+  ["F1 before", (p) => before.f1[p]], ["F1 after", (p) => after.f1[p]],
+];
+let sorting = { column: 1, down: true };
+
+function drawClasses() {
+  const table = byId("classes");
+  const words = byId("filter").value.trim().toLowerCase();
+  const kept = places.filter((p) => !words || classes.names[p].toLowerCase().includes(words) || classes.shots[p] === words);
+  const value = COLUMNS[sorting.column][1];
+  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : (a ?? -Infinity) - (b ?? -Infinity));
+  kept.sort((a, b) => (sorting.down ? -1 : 1) * compare(value(a), value(b)));
+  const head = element("tr");
+  COLUMNS.forEach(([title], number) => {
+    const cell = element("th", undefined, number === sorting.column ? { "aria-sort": sorting.down ? "descending" : "ascending" } : {});
+    const button = element("button", title);
+    button.addEventListener("click", () => {
+      sorting = { column: number, down: number === sorting.column ? !sorting.down : number !== 0 };
+      drawClasses();
+    });
+    cell.append(button);
+    head.append(cell);
+  });
+  const body = element("tbody");
+  kept.forEach((p) => {
+    const row = element("tr");
+    COLUMNS.forEach(([title, get]) => {
+      const found = get(p);
+      const text = title === "change" && found !== null ? signed(found) : typeof found === "number" && title !== "training images" ? shown(found) : found ?? "none";
+      const mood = title !== "change" || found === null ? "" : data.changes.low[p] > 0 ? "good" : data.changes.high[p] < 0 ? "bad" : "";
+      row.append(element("td", text, { class: mood }));
+    });
+    body.append(row);
+  });
+  const top = element("thead"); top.append(head);
+  table.replaceChildren(top, body);
+  byId("shown").textContent = kept.length === places.length ? `${places.length} classes` : `${kept.length} of ${places.length} classes`;
+}
+
+function drawAll() {
+  drawCards(); drawMeans(); drawChanges(); drawPoint(); drawMethods(); drawWorst(); drawClasses();
+  perClass("accuracy", "accuracy", `accuracy, ${data.split} images (%)`, [before, after]);
+  perClass("f1", "f1", `F1, ${data.split} images (%)`, [before, after]);
+  drawConfusion("confusion-before", "before", data.confusion.before);
+  drawConfusion("confusion-after", "after MARC", data.confusion.after);
+  drawReliability("reliability-before", before);
+  drawReliability("reliability-after", after);
+}
+
+byId("gamma").max = data.points.length - 1;
+byId("gamma").value = Math.max(data.points.findIndex((point) => point.gamma === 1.2), 0);
+byId("gamma").addEventListener("input", drawPoint);
+byId("filter").addEventListener("input", drawClasses);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+drawAll();

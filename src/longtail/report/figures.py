@@ -1,0 +1,213 @@
+"""Figures of the paper for anyone's model, as PNG, SVG and PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from longtail.metrics import SHOTS
+from longtail.report.summary import State, Summary, grouped_confusion
+
+BEFORE, AFTER, OTHER, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#d9dde3"
+# Without dates, so that the same figure is the same file.
+UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+    "svg.hashsalt": "longtail",
+    "svg.fonttype": "none",
+}
+
+
+def write_figures(summary: Summary, folder: Path) -> list[Path]:
+    """Every figure in every format; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    with mpl.rc_context(STYLE):
+        for name, draw in FIGURES.items():
+            figure = draw(summary)
+            FigureCanvasAgg(figure)
+            for kind in UNDATED:
+                path = folder / f"{name}.{kind}"
+                figure.savefig(path, dpi=160, bbox_inches="tight", metadata=UNDATED[kind])
+                files.append(path)
+    return files
+
+
+def _panels(count: int, *, width: float = 4.2, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width * count, height), layout="constrained")
+    axes = figure.subplots(1, count)
+    return figure, list(np.atleast_1d(axes))
+
+
+def _behind(axes: Axes, summary: Summary) -> None:
+    """Training images per class, as grey bars behind the curves."""
+    back = axes.twinx()
+    back.bar(range(len(summary.order)), summary.class_counts[summary.order], color=COUNTS, width=0.9, zorder=0)
+    back.set_yscale("log")
+    back.set_ylabel("training images", color=BEFORE)
+    back.tick_params(axis="y", colors=BEFORE)
+    back.spines["right"].set_visible(True)
+    back.spines["right"].set_color(COUNTS)
+    axes.set_zorder(back.get_zorder() + 1)
+    axes.patch.set_visible(False)
+
+
+def _classes(axes: Axes, summary: Summary) -> None:
+    few = len(summary.order) <= 20
+    if few:
+        names = [summary.class_names[label] for label in summary.order]
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_xlabel("classes, head → tail")
+
+
+def _curve(axes: Axes, summary: Summary, values: np.ndarray, color: str, label: str) -> None:
+    """A line through the classes; where they are many, faint dots and their running mean."""
+    ordered = values[summary.order]
+    if len(ordered) <= 60:
+        axes.plot(ordered, color=color, label=label, marker="o", markersize=3.5, linewidth=1.6)
+        return
+    axes.scatter(range(len(ordered)), ordered, color=color, s=2, alpha=0.3, linewidths=0)
+    reach = -(-len(ordered) // 60)
+    near = [ordered[max(place - reach, 0) : place + reach + 1] for place in range(len(ordered))]
+    means = [np.nanmean(window) if np.isfinite(window).any() else np.nan for window in near]
+    axes.plot(means, color=color, label=label, linewidth=1.6)
+
+
+def _legend(axes: Axes) -> None:
+    """Above the panel, where it covers nothing."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+
+
+def _means(summary: Summary, states: list[tuple[State, str]]) -> Figure:
+    figure, panels = _panels(2)
+    for axes, name in zip(panels, ("logits", "margins"), strict=True):
+        for state, color in states:
+            values = getattr(state.means, name)
+            label = f"{state.title} (rank correlation {state.correlation[name]:+.2f})"
+            _curve(axes, summary, values, color, label)
+        _behind(axes, summary)
+        _classes(axes, summary)
+        axes.set_ylabel(f"mean {name[:-1]}, {summary.split} images")
+        _legend(axes)
+    return figure
+
+
+def class_means(summary: Summary) -> Figure:
+    return _means(summary, [(summary.before, BEFORE), (summary.after, AFTER)])
+
+
+def disalign_beside_marc(summary: Summary) -> Figure:
+    other = summary.others.get("DisAlign")
+    extra = [(other, OTHER)] if other else []
+    return _means(summary, [(summary.before, BEFORE), *extra, (summary.after, AFTER)])
+
+
+def class_accuracy(summary: Summary) -> Figure:
+    figure, (axes,) = _panels(1, width=6.5)
+    for state, color in ((summary.before, BEFORE), (summary.after, AFTER)):
+        values = 100 * np.array([np.nan if v is None else v for v in state.metrics.per_class])
+        _curve(axes, summary, values, color, f"{state.title}: {100 * state.metrics.balanced:.1f} on average")
+    _behind(axes, summary)
+    _classes(axes, summary)
+    axes.set_ylabel(f"accuracy, {summary.split} images (%)")
+    axes.set_ylim(0, 102)
+    _legend(axes)
+    return figure
+
+
+def f1_scores(summary: Summary) -> Figure:
+    figure, (axes,) = _panels(1, width=6.5)
+    for state, color in ((summary.before, BEFORE), (summary.after, AFTER)):
+        values = 100 * np.array([np.nan if v is None else v for v in state.metrics.f1_per_class])
+        _curve(axes, summary, values, color, f"{state.title}: macro F1 {100 * state.metrics.macro_f1:.1f}")
+    _behind(axes, summary)
+    _classes(axes, summary)
+    axes.set_ylabel(f"F1, {summary.split} images (%)")
+    _legend(axes)
+    return figure
+
+
+def confusion_matrices(summary: Summary) -> Figure:
+    figure, panels = _panels(2, width=3.6, height=3.4)
+    for axes, state in zip(panels, (summary.before, summary.after), strict=True):
+        shares, groups = grouped_confusion(state.metrics, summary.order)
+        picture = axes.imshow(100 * shares, cmap="Greys", vmin=0, vmax=100)
+        axes.set_title(state.title)
+        axes.set_xlabel("taken for, head → tail")
+        axes.set_ylabel("true class, head → tail")
+        if len(groups) == len(summary.order) <= 20:
+            names = [summary.class_names[label] for label in summary.order]
+            axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+            axes.set_yticks(range(len(names)), names, fontsize=7)
+    figure.colorbar(picture, ax=panels, label=f"% of the true class, {summary.split} images", shrink=0.8)
+    return figure
+
+
+def accuracy_against_gamma(summary: Summary) -> Figure:
+    figure, (axes,) = _panels(1, width=5)
+    gammas = [point.gamma for point in summary.points]
+    colors = dict(zip(("balanced", *SHOTS), (AFTER, "#5b8c5a", "#e9a23b", OTHER), strict=True))
+    for name, color in colors.items():
+        values = [getattr(point.metrics, name) for point in summary.points]
+        if None not in values:
+            label = "overall" if name == "balanced" else name
+            width = 2.2 if name == "balanced" else 1.4
+            axes.plot(gammas, 100 * np.array(values, dtype=float), color=color, label=label, linewidth=width)
+    axes.axvline(1.2, color=COUNTS, zorder=0)
+    axes.annotate("the paper's 1.2", (1.2, axes.get_ylim()[0]), fontsize=7, color=BEFORE, rotation=90, va="bottom")
+    axes.set_xlabel("gamma: strength of the class weights")
+    axes.set_ylabel(f"accuracy, {summary.split} images (%)")
+    axes.legend()
+    return figure
+
+
+def reliability_diagrams(summary: Summary) -> Figure:
+    figure, panels = _panels(2, width=3.4)
+    for axes, state, color in zip(panels, (summary.before, summary.after), (BEFORE, AFTER), strict=True):
+        share, confidence, accuracy = state.reliability
+        axes.plot([0, 1], [0, 1], color=COUNTS, zorder=0)
+        axes.bar(confidence, accuracy, width=0.9 / len(share), color=color, alpha=0.85)
+        ece = state.metrics.ece
+        axes.set_title(f"{state.title}: ECE {100 * ece:.1f}" if ece is not None else state.title)
+        axes.set_xlabel("confidence")
+        axes.set_ylabel(f"accuracy, {summary.split} images")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+    return figure
+
+
+def winners_and_losers(summary: Summary) -> Figure:
+    figure, (axes,) = _panels(1, width=6.5)
+    changes, order = summary.changes, summary.order
+    value, low, high = (100 * part[order] for part in (changes.value, changes.low, changes.high))
+    places = np.arange(len(order))
+    colors = np.where(low > 0, "#3a7d44", np.where(high < 0, AFTER, BEFORE)).tolist()
+    axes.vlines(places, low, high, colors=colors, linewidth=max(0.4, 60 / len(order) / 10))
+    axes.scatter(places, value, c=colors, s=max(2, 240 / len(order)), zorder=3)
+    axes.axhline(0, color=COUNTS, zorder=0)
+    _classes(axes, summary)
+    axes.set_ylabel(f"change of accuracy, {summary.split} images (points)")
+    return figure
+
+
+FIGURES: dict[str, Callable[[Summary], Figure]] = {
+    "class-means": class_means,
+    "class-accuracy": class_accuracy,
+    "confusion": confusion_matrices,
+    "f1": f1_scores,
+    "disalign-beside-marc": disalign_beside_marc,
+    "accuracy-against-gamma": accuracy_against_gamma,
+    "reliability": reliability_diagrams,
+    "winners-and-losers": winners_and_losers,
+}

@@ -1,0 +1,178 @@
+"""One self-contained HTML page: the numbers as JSON, drawn in the browser by Plotly, which is bundled in."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
+
+from longtail import __version__
+from longtail.errors import UserError
+from longtail.files import write_text
+from longtail.metrics import SHOTS, Metrics, shot_groups
+from longtail.report.summary import State, Summary, grouped_confusion
+
+ASSETS = Path(__file__).parent / "assets"
+THUMBNAIL = 64
+ReadImage = Callable[[int], Image.Image]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a page says beside the numbers.
+
+    Args:
+        title: what was repaired, in a few words.
+        command: start of the command that repairs it, to which options are added.
+        facts: lines for the foot of the page.
+        checkpoints: rows (stage-one data, before, after) when several models were calibrated.
+        read_image: the picture of a held-out sample, where there are pictures.
+    """
+
+    title: str
+    command: list[str]
+    facts: dict[str, str] = field(default_factory=dict)
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    read_image: ReadImage | None = None
+
+
+def write_page(summary: Summary, context: Context, path: Path) -> Path:
+    """Render the page."""
+    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
+    data = json.dumps(page_data(summary, context), allow_nan=False, separators=(",", ":"))
+    text = environment.get_template("page.html").render(
+        title=context.title,
+        split=summary.split,
+        version=__version__,
+        facts=context.facts,
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        library=plotly_script(),
+        # JSON inside a script element must not be able to end it.
+        data=data.replace("<", "\\u003c"),
+    )
+    return write_text(path, text)
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def plotly_script() -> str:
+    """Plotly's own bundle for browsers."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UserError("the report page needs the extra: pip install 'longtail[report]'") from error
+    return str(get_plotlyjs())
+
+
+def page_data(summary: Summary, context: Context) -> dict[str, Any]:
+    """Everything the page draws, as plain values; shares are per cent with one decimal."""
+    order = summary.order
+    groups = shot_groups(summary.class_counts)
+    shots = [next(name for name in SHOTS if groups[name][label]) for label in order]
+    return {
+        "split": summary.split,
+        "classes": {
+            "names": [summary.class_names[label] for label in order],
+            "counts": summary.class_counts[order].tolist(),
+            "shots": shots,
+        },
+        "states": [_state(state, order) for state in (summary.before, summary.after, *summary.others.values())],
+        "changes": {name: _percents(getattr(summary.changes, name)[order]) for name in ("value", "low", "high")},
+        "confusion": _confusion(summary),
+        "worst": [_worst(summary, context, number) for number in range(len(summary.confusions))],
+        "points": [
+            {
+                "gamma": point.gamma,
+                "scores": _scores(point.metrics),
+                "validation": _scores(point.validation) if point.validation else None,
+                "accuracy": _percents(_array(point.metrics.per_class)[order]),
+            }
+            for point in summary.points
+        ],
+        "checkpoints": context.checkpoints,
+        "command": shlex.join(context.command),
+    }
+
+
+def _array(values: list[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _percents(values: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(value) else round(100 * float(value), 1) for value in values]
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(value) else round(float(value), 3) for value in values]
+
+
+def _scores(metrics: Metrics) -> dict[str, float | None]:
+    names = ("balanced", *SHOTS, "macro_f1", "ece")
+    values: dict[str, float | None] = {name: getattr(metrics, name) for name in names}
+    return {name: None if value is None else round(100 * value, 1) for name, value in values.items()}
+
+
+def _state(state: State, order: np.ndarray) -> dict[str, Any]:
+    share, confidence, accuracy = state.reliability
+    return {
+        "title": state.title,
+        "scores": _scores(state.metrics),
+        "parameters": state.parameters,
+        "accuracy": _percents(_array(state.metrics.per_class)[order]),
+        "f1": _percents(_array(state.metrics.f1_per_class)[order]),
+        "logits": _numbers(state.means.logits[order]),
+        "margins": _numbers(state.means.margins[order]),
+        "correlation": {name: round(value, 2) for name, value in state.correlation.items()},
+        "reliability": {
+            "share": _percents(share),
+            "confidence": _numbers(confidence),
+            "accuracy": _numbers(accuracy),
+        },
+    }
+
+
+def _confusion(summary: Summary) -> dict[str, Any]:
+    before, groups = grouped_confusion(summary.before.metrics, summary.order)
+    after, _ = grouped_confusion(summary.after.metrics, summary.order)
+    names = []
+    for group in groups:
+        first, last = (summary.class_names[summary.order[place]] for place in (group.start, group.stop - 1))
+        names.append(first if group.stop - group.start == 1 else f"{first} … {last}")
+    return {"names": names, "before": [_percents(row) for row in before], "after": [_percents(row) for row in after]}
+
+
+def _worst(summary: Summary, context: Context, number: int) -> dict[str, Any]:
+    confusion = summary.confusions[number]
+    mixed_up = (summary.labels == confusion.truth) & (summary.before.predictions == confusion.taken_for)
+    pictures = []
+    if context.read_image:
+        pictures = [thumbnail(context.read_image(int(index))) for index in np.flatnonzero(mixed_up)[:4]]
+    return {
+        "truth": summary.class_names[confusion.truth],
+        "taken_for": summary.class_names[confusion.taken_for],
+        "before": round(100 * confusion.before, 1),
+        "after": round(100 * confusion.after, 1),
+        "pictures": pictures,
+    }
+
+
+def thumbnail(picture: Image.Image) -> str:
+    """A small PNG as a data address."""
+    scale = THUMBNAIL / max(picture.size)
+    size = max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)
+    resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    buffer = io.BytesIO()
+    picture.resize(size, resample).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
