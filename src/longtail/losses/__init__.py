@@ -1,0 +1,14 @@
+"""Losses for long-tailed data: plain modules for anybody's training loop.
+
+`Loss(class_counts, *, …)`, called as `loss(logits, target)`; `Focal` and `SupCon` need no counts.
+"""
+
+from longtail.losses.class_balanced import ClassBalanced
+from longtail.losses.focal import Focal
+from longtail.losses.weighted import WeightedCrossEntropy
+
+__all__ = [
+    "ClassBalanced",
+    "Focal",
+    "WeightedCrossEntropy",
+]
