@@ -3,12 +3,18 @@
 `Loss(class_counts, *, …)`, called as `loss(logits, target)`; `Focal` and `SupCon` need no counts.
 """
 
+from longtail.losses.balanced_softmax import BalancedSoftmax
 from longtail.losses.class_balanced import ClassBalanced
 from longtail.losses.focal import Focal
+from longtail.losses.lade import LADE
+from longtail.losses.logit_adjusted import LogitAdjusted
 from longtail.losses.weighted import WeightedCrossEntropy
 
 __all__ = [
+    "LADE",
+    "BalancedSoftmax",
     "ClassBalanced",
     "Focal",
+    "LogitAdjusted",
     "WeightedCrossEntropy",
 ]
