@@ -5,16 +5,20 @@
 
 from longtail.losses.balanced_softmax import BalancedSoftmax
 from longtail.losses.class_balanced import ClassBalanced
+from longtail.losses.equalization import Equalization
 from longtail.losses.focal import Focal
 from longtail.losses.lade import LADE
 from longtail.losses.logit_adjusted import LogitAdjusted
+from longtail.losses.seesaw import Seesaw
 from longtail.losses.weighted import WeightedCrossEntropy
 
 __all__ = [
     "LADE",
     "BalancedSoftmax",
     "ClassBalanced",
+    "Equalization",
     "Focal",
     "LogitAdjusted",
+    "Seesaw",
     "WeightedCrossEntropy",
 ]
