@@ -10,6 +10,7 @@ from longtail.losses.focal import Focal
 from longtail.losses.lade import LADE
 from longtail.losses.logit_adjusted import LogitAdjusted
 from longtail.losses.seesaw import Seesaw
+from longtail.losses.supcon import SupCon
 from longtail.losses.weighted import WeightedCrossEntropy
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "Focal",
     "LogitAdjusted",
     "Seesaw",
+    "SupCon",
     "WeightedCrossEntropy",
 ]
