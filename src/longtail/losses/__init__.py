@@ -8,6 +8,7 @@ from longtail.losses.class_balanced import ClassBalanced
 from longtail.losses.equalization import Equalization
 from longtail.losses.focal import Focal
 from longtail.losses.lade import LADE
+from longtail.losses.ldam import LDAM
 from longtail.losses.logit_adjusted import LogitAdjusted
 from longtail.losses.seesaw import Seesaw
 from longtail.losses.supcon import SupCon
@@ -15,6 +16,7 @@ from longtail.losses.weighted import WeightedCrossEntropy
 
 __all__ = [
     "LADE",
+    "LDAM",
     "BalancedSoftmax",
     "ClassBalanced",
     "Equalization",
