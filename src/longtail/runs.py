@@ -29,6 +29,7 @@ from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages, Splits
 from longtail.errors import UserError, choose
 from longtail.files import sha256, write_json
+from longtail.head import find_head, with_head
 from longtail.methods import TRAIN_METHODS
 from longtail.tensors import read_tensors
 
@@ -106,6 +107,10 @@ class Run:
         counts, channels = torch.from_numpy(self.class_counts), self.details["data"]["channels"]
         model, _ = build_network(self.config, counts, channels)
         weights, _ = read_tensors(self.model_path)
+        if "calibration" in self.details:
+            # A repaired head is a plain linear layer, whatever stood there in training.
+            name = find_head(model)
+            model = with_head(model, weights[f"{name}.weight"], weights[f"{name}.bias"])
         model.load_state_dict(weights)
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
