@@ -35,14 +35,18 @@ _HOMES = {
     "train": "longtail.training.loop",
 }
 
-__all__ = sorted(_HOMES)
+_ROOMS = ("losses", "networks")
+
+__all__ = sorted([*_HOMES, *_ROOMS])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"longtail.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'longtail' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return [*globals(), *_HOMES, *_ROOMS]

@@ -24,8 +24,9 @@ from longtail.config import TrainConfig, differences, from_dict, to_dict
 from longtail.display import Display, clock
 from longtail.errors import UserError, choose
 from longtail.files import replacing, write_json
-from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc, parse_options
+from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc
 from longtail.metrics import evaluate_logits
+from longtail.options import parse_options
 from longtail.runs import MODEL_FILE, RUN_FILE, Run
 from longtail.training.loop import train
 from longtail.world import ALONE

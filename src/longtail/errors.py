@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Real
+from typing import Any
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+_BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
 class UserError(ValueError):
@@ -26,6 +32,20 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     names = list(valid)
     if name in names:
         return name
-    close = get_close_matches(name, names, n=1, cutoff=0.7)
+    close = get_close_matches(str(name), names, n=1, cutoff=0.7)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise UserError(f"unknown {kind} {name!r}{hint}; choose from: {', '.join(names)}")
+
+
+def number(name: str, value: Any, **bounds: float) -> float:
+    """A setting as a number within bounds: `above`, `at_least`, `below`, `at_most`.
+
+    >>> number("beta", 1, at_least=0, below=1)
+    Traceback (most recent call last):
+    longtail.errors.UserError: beta must be a number, at least 0 and below 1, not 1
+    """
+    usable = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not usable or not all(_BOUNDS[kind](value, bound) for kind, bound in bounds.items()):
+        wanted = " and ".join(f"{kind.replace('_', ' ')} {bound:g}" for kind, bound in bounds.items())
+        raise UserError(f"{name} must be a number, {wanted}, not {value!r}")
+    return float(value)

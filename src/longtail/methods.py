@@ -8,11 +8,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
 from longtail.errors import choose
-from longtail.networks.classifier import Classifier
+from longtail.losses import (
+    LADE,
+    BalancedSoftmax,
+    ClassBalanced,
+    Equalization,
+    Focal,
+    LogitAdjusted,
+    Seesaw,
+    WeightedCrossEntropy,
+)
+from longtail.networks.classifier import Classifier, classifier_of_form
+from longtail.networks.cosine import cosine_classifier
+from longtail.options import parse_options, taken_by
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
@@ -22,6 +35,7 @@ from longtail.posthoc.marc import MARC
 from longtail.posthoc.scaling import PlattScaling, TemperatureScaling, VectorScaling
 from longtail.posthoc.tau_norm import TauNorm
 from longtail.training.objective import Objective
+from longtail.training.schedules import deferred_ldam
 
 
 def plain_classifier(backbone: nn.Module, class_counts: Tensor) -> nn.Module:
@@ -55,8 +69,8 @@ class TrainMethod:
     def build(self, backbone: nn.Module, class_counts: Tensor, options: dict[str, str]) -> tuple[nn.Module, nn.Module]:
         """The network and its objective; each option goes to whichever of the two takes it."""
         parsed = parse_options(options, self.model, self.objective)
-        model = self.model(backbone, class_counts, **_taken(parsed, self.model))
-        return model, self.objective(class_counts, **_taken(parsed, self.objective))
+        model = self.model(backbone, class_counts, **taken_by(parsed, self.model))
+        return model, self.objective(class_counts, **taken_by(parsed, self.objective))
 
 
 def of_loss(loss: type[nn.Module]) -> Callable[..., nn.Module]:
@@ -71,6 +85,10 @@ def of_loss(loss: type[nn.Module]) -> Callable[..., nn.Module]:
 
 def cross_entropy(class_counts: Tensor) -> nn.Module:
     return Objective(nn.CrossEntropyLoss())
+
+
+def focal(class_counts: Tensor, *, gamma: float = 2.0, form: Literal["softmax", "sigmoid"] = "softmax") -> nn.Module:
+    return Objective(Focal(gamma=gamma, form=form))
 
 
 @dataclass(frozen=True)
@@ -100,6 +118,70 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         "standard",
         "cross-entropy, every image once an epoch",
         cross_entropy,
+    ),
+    "cbs": TrainMethod(
+        "Class-balanced sampling",
+        "re-sampling",
+        "a class at random, then an image of it; Kang et al., Decoupling Representation and Classifier, ICLR 2020",
+        cross_entropy,
+        samplers=("class-balanced",),
+    ),
+    "cbw": TrainMethod(
+        "Class-balanced weighting",
+        "loss",
+        "cross-entropy weighted by 1/n",
+        of_loss(WeightedCrossEntropy),
+    ),
+    "class-balanced": TrainMethod(
+        "Class-Balanced loss",
+        "loss",
+        "Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019",
+        of_loss(ClassBalanced),
+        classifier_of_form,
+    ),
+    "focal": TrainMethod(
+        "Focal",
+        "loss",
+        "Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
+        focal,
+        classifier_of_form,
+    ),
+    "ldam": TrainMethod(
+        "LDAM-DRW",
+        "loss",
+        "Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019",
+        deferred_ldam,
+        cosine_classifier,
+    ),
+    "lade": TrainMethod(
+        "LADE",
+        "loss",
+        "Hong et al., Disentangling Label Distribution for Long-Tailed Visual Recognition, CVPR 2021",
+        of_loss(LADE),
+    ),
+    "equalization": TrainMethod(
+        "Equalization",
+        "loss",
+        "Tan et al., Equalization Loss for Long-Tailed Object Recognition, CVPR 2020",
+        of_loss(Equalization),
+    ),
+    "balanced-softmax": TrainMethod(
+        "Balanced Softmax",
+        "loss",
+        "Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS 2020",
+        of_loss(BalancedSoftmax),
+    ),
+    "seesaw": TrainMethod(
+        "Seesaw",
+        "loss",
+        "Wang et al., Seesaw Loss for Long-Tailed Instance Segmentation, CVPR 2021",
+        of_loss(Seesaw),
+    ),
+    "logit-adjusted": TrainMethod(
+        "Logit-adjusted",
+        "loss",
+        "Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021",
+        of_loss(LogitAdjusted),
     ),
 }
 
@@ -167,31 +249,3 @@ def build_posthoc(name: str, options: dict[str, str]) -> PostHoc:
     """
     estimator = POSTHOC_METHODS[choose("method", name, POSTHOC_METHODS)].estimator
     return estimator(**parse_options(options, estimator.__init__))
-
-
-def parse_options(options: dict[str, str], *functions: Callable[..., object]) -> dict[str, object]:
-    """Options as the values they mean; an error lists the names that the functions take."""
-    known = [name for function in functions for name in _names(function)]
-    return {choose("option", name, known): _value(text) for name, text in options.items()}
-
-
-def _names(function: Callable[..., object]) -> list[str]:
-    given = ("self", "backbone", "class_counts")
-    return [name for name in inspect.signature(function).parameters if name not in given]
-
-
-def _taken(options: dict[str, object], function: Callable[..., object]) -> dict[str, object]:
-    return {name: value for name, value in options.items() if name in _names(function)}
-
-
-def _value(text: str) -> object:
-    """What a word means: a number, a truth value, nothing, or itself."""
-    words: dict[str, object] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text

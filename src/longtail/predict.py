@@ -53,7 +53,10 @@ def predict(
             logits.append(model(batch.images).float().cpu())
             indices.append(batch.indices)
             task.advance(len(batch.indices) * world.size)
-    return collect(torch.cat(logits).numpy() if logits else None, torch.cat(indices).numpy(), images, world)
+    # A process may have no batch at all: where there are fewer batches than processes.
+    own = torch.cat(logits).numpy() if logits else None
+    places = torch.cat(indices).numpy() if indices else np.empty(0, dtype=np.int64)
+    return collect(own, places, images, world)
 
 
 def collect(

@@ -35,7 +35,7 @@ class Journal:
         self.config = config
         self.splits = splits
         self.world = world
-        self.loss_sum = torch.zeros((), dtype=torch.float64)
+        self.loss_sum = torch.zeros(())
         self.loss_steps = 0
         self._board = _open_tensorboard(folder / "tensorboard") if tensorboard and world.is_main else None
 
@@ -91,7 +91,7 @@ class Journal:
     def mean_loss(self) -> float:
         """Mean loss since the last record, over all processes; an error if it is no longer finite."""
         total = torch.stack([self.loss_sum, torch.tensor(float(self.loss_steps), device=self.loss_sum.device)])
-        loss_sum, steps = self.world.sum(total.double()).tolist()
+        loss_sum, steps = self.world.sum(total).tolist()
         mean = loss_sum / max(steps, 1)
         if not math.isfinite(mean):
             raise UserError("the loss is no longer finite; use a smaller --lr or a longer --warmup")

@@ -1,0 +1,51 @@
+"""Equalization loss: samples of other classes do not push a rare class down.
+
+    w_ij = 1 - beta_ij * rare_j * (j is not y_i),    beta_ij ~ Bernoulli(gamma),    rare_j: n_j / sum n < threshold
+    loss = mean_i -log( exp(z_iy) / sum_j w_ij exp(z_ij) )
+
+The paper's softmax form, for classification. Its threshold is a share of the training samples.
+
+Paper: Tan et al., Equalization Loss for Long-Tailed Object Recognition, CVPR 2020.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longtail.errors import UserError, number
+from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
+
+
+class Equalization(CountsLoss):
+    """Softmax equalization loss; beta is drawn from torch's global generator, anew for every element.
+
+    Args:
+        class_counts: (K,) training samples per class.
+        gamma: probability that a rare class is spared; 0 is cross-entropy.
+        threshold: classes with a smaller share of the training samples are rare; where no share is that
+            small, the loss is cross-entropy.
+
+    Shapes: logits (N, K), target (N,) → scalar.
+    """
+
+    rare: Tensor
+
+    def __init__(self, class_counts: ClassCounts, *, gamma: float = 0.9, threshold: float = 0.005) -> None:
+        super().__init__(class_counts)
+        self.gamma = number("gamma", gamma, at_least=0, at_most=1)
+        self.threshold = number("threshold", threshold, at_least=0, at_most=1)
+        share = self.class_counts.double() / self.class_counts.sum()
+        self.register_buffer("rare", share < self.threshold, persistent=False)
+
+    def forward(self, logits: Tensor, target: Tensor, beta: Tensor | None = None) -> Tensor:
+        """The loss; `beta` (N, K) of truth values takes the place of the random draw."""
+        logits, target = check_batch(logits, target, self.num_classes)
+        if beta is None:
+            beta = torch.rand_like(logits) < self.gamma
+        elif beta.shape != logits.shape:
+            raise UserError(f"beta must have the shape of the logits, {tuple(logits.shape)}, not {tuple(beta.shape)}")
+        other = ~F.one_hot(target, self.num_classes).bool()
+        # A weight of 0 in the denominator is a logit of minus infinity, and so nothing overflows.
+        return F.cross_entropy(logits.masked_fill(beta.bool() & self.rare & other, -float("inf")), target)

@@ -1,0 +1,84 @@
+"""Focal loss: what is classified well already counts less.
+
+    softmax:  mean_i (1 - p_{y_i})^gamma * CE_i
+    sigmoid:  mean_i sum_k (1 - p_ik)^gamma * BCE_ik,    p_ik the probability given to the truth about class k
+
+gamma 0 is cross-entropy.
+
+Paper: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail.errors import UserError, choose, number
+from longtail.losses.inputs import ClassWeights, as_class_weights, check_batch
+
+
+class Focal(nn.Module):
+    """Focal loss; class weights multiply it and do not enter p.
+
+    The gradient goes through the factor (1 - p)^gamma, as in the paper; some releases cut it off there.
+    Some others weight the cross-entropy before p is formed from it, which makes p^w of p.
+
+    Args:
+        gamma: focusing, at least 0.
+        form: "softmax", or "sigmoid": K yes-or-no questions, about K times as large.
+        class_weights: (K,) factor of each sample by its class, kept in the precision given.
+
+    Shapes: logits (N, K), target (N,) → scalar, divided by N.
+
+    >>> import torch
+    >>> logits, target = torch.tensor([[2.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 0])
+    >>> round(Focal(gamma=0)(logits, target).item(), 4), round(Focal(gamma=2)(logits, target).item(), 4)
+    (0.3005, 0.0347)
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 2.0,
+        form: Literal["softmax", "sigmoid"] = "softmax",
+        class_weights: ClassWeights | None = None,
+    ) -> None:
+        super().__init__()
+        self.gamma = number("gamma", gamma, at_least=0)
+        self.form = choose("form", form, ("softmax", "sigmoid"))
+        weights = None if class_weights is None else as_class_weights(class_weights)
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits, target = check_batch(logits, target)
+        losses = (softmax_focal if self.form == "softmax" else sigmoid_focal)(logits, target, self.gamma)
+        if self.class_weights is None:
+            return losses.mean()
+        if len(self.class_weights) != logits.shape[1]:
+            raise UserError(f"logits have {logits.shape[1]} columns, class_weights {len(self.class_weights)} classes")
+        return (losses * self.class_weights.to(logits.dtype)[target]).mean()
+
+
+def softmax_focal(logits: Tensor, target: Tensor, gamma: float) -> Tensor:
+    """Softmax form per sample, (N,)."""
+    truth = target.unsqueeze(1)
+    rest = logits.scatter(1, truth, -float("inf")).logsumexp(1)
+    return _focal(rest - logits.gather(1, truth).squeeze(1), gamma)
+
+
+def sigmoid_focal(logits: Tensor, target: Tensor, gamma: float) -> Tensor:
+    """Sigmoid form per sample: its K terms summed, (N,)."""
+    truth = F.one_hot(target, logits.shape[1]).bool()
+    return _focal(logits.where(~truth, -logits), gamma).sum(1)
+
+
+def _focal(log_odds: Tensor, gamma: float) -> Tensor:
+    """(1 - p)^gamma * -log p from the log-odds of being wrong, log((1 - p) / p).
+
+    Written with p itself, the power has an infinite slope at p = 1 when gamma < 1.
+    """
+    return (gamma * F.logsigmoid(log_odds)).exp() * -F.logsigmoid(-log_odds)

@@ -1,0 +1,69 @@
+"""Seesaw loss: softer penalties on rare classes, harder ones where they are wrongly preferred.
+
+    loss = mean_i CE(z_i + log(M_yj C_ij) for the classes j other than y, y)
+    M_yj = min(1, (N_j / N_y)^p),    N the samples of each class seen so far, at least 1
+    C_ij = max(1, (p_ij / max(p_iy, eps))^q),    without gradient
+
+The counts accumulate while training, the batch at hand included, as in the re-implementation of
+mmpretrain; unlike there, evaluation does not count. The normalised head of the paper's detector is
+left out.
+
+Paper: Wang et al., Seesaw Loss for Long-Tailed Instance Segmentation, CVPR 2021.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from longtail.errors import number
+from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
+
+
+class Seesaw(CountsLoss):
+    """Seesaw loss.
+
+    `seen_counts` (K,) is part of the state: it is saved with it and summed over the processes of
+    `torch.distributed`.
+
+    Args:
+        class_counts: (K,) training samples per class; only their number matters, the loss counts itself.
+        p: strength of the mitigation M.
+        q: strength of the compensation C.
+        eps: smallest probability of the true class that C is measured against.
+
+    Shapes: logits (N, K), target (N,) → scalar.
+    """
+
+    seen_counts: Tensor
+
+    def __init__(self, class_counts: ClassCounts, *, p: float = 0.8, q: float = 2.0, eps: float = 0.01) -> None:
+        super().__init__(class_counts)
+        self.p = number("p", p, at_least=0)
+        self.q = number("q", q, at_least=0)
+        self.eps = number("eps", eps, above=0, at_most=1)
+        self.register_buffer("seen_counts", torch.zeros_like(self.class_counts))
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits, target = check_batch(logits, target, self.num_classes)
+        if self.training:
+            self._count(target)
+        return F.cross_entropy(logits + self._log_factors(logits.detach(), target), target)
+
+    def _count(self, target: Tensor) -> None:
+        batch = torch.zeros_like(self.seen_counts).scatter_add_(0, target, torch.ones_like(target))
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(batch)
+        self.seen_counts += batch
+
+    def _log_factors(self, logits: Tensor, target: Tensor) -> Tensor:
+        """log(M C) of every sample and class, (N, K); 0 for the true class by itself."""
+        log_counts = self.seen_counts.clamp(min=1).to(logits.dtype).log()
+        mitigation = self.p * (log_counts - log_counts[target].unsqueeze(1)).clamp(max=0)
+        log_probability = logits.log_softmax(1)
+        truth = log_probability.gather(1, target.unsqueeze(1)).clamp(min=math.log(self.eps))
+        return mitigation + self.q * (log_probability - truth).clamp(min=0)

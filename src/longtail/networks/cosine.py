@@ -1,0 +1,60 @@
+"""A normalised head: logits are cosines between features and class vectors, times a scale.
+
+    z = s * f.W_j / (|f| |W_j|)
+
+The scale belongs to the head, so that its outputs are logits wherever logits are expected: softmax,
+calibration error, saved outputs. A loss that subtracts margins from cosines is told so
+(`LDAM(…, scaled=True)`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from longtail.errors import number
+from longtail.networks.classifier import Classifier
+from longtail.precision import without_autocast
+
+
+class CosineHead(nn.Module):
+    """Features (N, D) to logits (N, K) in [-scale, scale]; no bias.
+
+    `linear` is what `head_of` finds: its input are features of unit length, its weight (K, D) are the
+    class vectors brought to length `scale`. It can be replaced by a plain `nn.Linear`.
+
+    >>> head = CosineHead(3, 2, scale=10.0)
+    >>> head.linear.weight.norm(dim=1).round().tolist()
+    [10.0, 10.0]
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, scale: float = 30.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, num_classes, bias=False)
+        nn.init.normal_(self.linear.weight, std=in_features**-0.5)  # vectors of length 1, about
+        parametrize.register_parametrization(self.linear, "weight", _RowLength(number("scale", scale, above=0)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        precision = next(self.linear.parameters()).dtype
+        # Cosines at half precision are off by 0.004, and the scale multiplies that.
+        with without_autocast(features):
+            return self.linear(F.normalize(features.to(precision), dim=1))
+
+
+class _RowLength(nn.Module):
+    """Brings the rows of a matrix to one length."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.length * F.normalize(weight, dim=1)
+
+
+def cosine_classifier(backbone: nn.Module, class_counts: Tensor, *, scale: float = 30.0) -> nn.Module:
+    """A backbone and a normalised head."""
+    return Classifier(backbone, len(class_counts), head=partial(CosineHead, scale=scale))
