@@ -29,6 +29,7 @@ from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages, Splits
 from longtail.errors import UserError, choose
 from longtail.files import sha256, write_json
+from longtail.head import find_head, head_of, replace_head
 from longtail.methods import TRAIN_METHODS
 from longtail.tensors import read_tensors
 
@@ -105,6 +106,10 @@ class Run:
         """The trained network, in evaluation mode."""
         counts, channels = torch.from_numpy(self.class_counts), self.details["data"]["channels"]
         model, _ = build_network(self.config, counts, channels)
+        if "calibration" in self.details:
+            # A repaired network ends in a plain linear layer, whatever its method's own head is.
+            head = head_of(model)
+            replace_head(model, find_head(model), nn.Linear(head.in_features, head.out_features))
         weights, _ = read_tensors(self.model_path)
         model.load_state_dict(weights)
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
