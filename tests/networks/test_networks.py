@@ -153,13 +153,15 @@ def test_an_interrupted_run_goes_on_bit_for_bit(name, tmp_path, monkeypatch):
 def trained(request, tmp_path_factory):
     """A finished run of each method, long enough to have learnt."""
     folder = tmp_path_factory.mktemp("networks") / request.param
-    longtail.train(config(request.param, epochs=40, evaluate_every=40), folder)
+    # Contrasted pairs need more steps than the small recipe has.
+    epochs = 100 if request.param == "hybrid-sc" else 40
+    longtail.train(config(request.param, epochs=epochs, evaluate_every=epochs), folder)
     return request.param, folder
 
 
 def test_it_learns_and_is_evaluated(trained):
     metrics, _, path = evaluate_run(trained[1], device="cpu")
-    assert metrics.top1 > 0.4
+    assert metrics.top1 > 0.6
     assert path.is_file()
 
 
