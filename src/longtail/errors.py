@@ -47,5 +47,12 @@ def number(name: str, value: Any, **bounds: float) -> float:
     usable = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not usable or not all(_BOUNDS[kind](value, bound) for kind, bound in bounds.items()):
         wanted = " and ".join(f"{kind.replace('_', ' ')} {bound:g}" for kind, bound in bounds.items())
-        raise UserError(f"{name} must be a number, {wanted}, not {value!r}")
+        raise UserError(f"{name} must be a number, {wanted or 'finite'}, not {value!r}")
     return float(value)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A setting that counts something: at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return value

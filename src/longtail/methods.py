@@ -23,8 +23,12 @@ from longtail.losses import (
     Seesaw,
     WeightedCrossEntropy,
 )
+from longtail.networks.bbn import BBN, BBNObjective
+from longtail.networks.causal_norm import CausalNorm
 from longtail.networks.classifier import Classifier, classifier_of_form
 from longtail.networks.cosine import cosine_classifier
+from longtail.networks.hybrid_sc import HybridSC, HybridSCObjective
+from longtail.networks.oltr import OLTR, OLTRObjective
 from longtail.options import parse_options, taken_by
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
@@ -182,6 +186,42 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         "loss",
         "Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021",
         of_loss(LogitAdjusted),
+    ),
+    "bbn": TrainMethod(
+        "BBN",
+        "network",
+        "Zhou et al., BBN: Bilateral-Branch Network with Cumulative Learning, CVPR 2020",
+        BBNObjective,
+        BBN,
+        samplers=("instance", "reversed"),
+        needs="two branches; half of each batch from the reversed sampler",
+    ),
+    "hybrid-sc": TrainMethod(
+        "Hybrid-SC",
+        "network",
+        "Wang et al., Contrastive Learning based Hybrid Networks, CVPR 2021",
+        HybridSCObjective,
+        HybridSC,
+        # Two views on both sides: a batch then divides by four, and the branches see as many images.
+        samplers=("instance", "instance", "class-balanced", "class-balanced"),
+        needs="augmentation; a projection beside the head",
+    ),
+    "oltr": TrainMethod(
+        "OLTR",
+        "network",
+        "Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019",
+        OLTRObjective,
+        OLTR,
+        samplers=("deferred",),
+        needs="attention and a memory beside the backbone",
+    ),
+    "causal-norm": TrainMethod(
+        "Causal Norm (TDE)",
+        "network",
+        "Tang et al., Keeping the Good and Removing the Bad Momentum Causal Effect, NeurIPS 2020",
+        cross_entropy,
+        CausalNorm,
+        needs="a moving average of the features",
     ),
 }
 

@@ -47,7 +47,7 @@ def predict(
     plan = in_order(len(images), BATCH, rank=world.rank, world_size=world.size)
     display = display if display and world.is_main else Display(quiet=True)
     logits: list[Tensor] = []
-    indices: list[Tensor] = []
+    indices = [torch.zeros(0, dtype=torch.int64)]  # a process may have no batch at all
     with evaluating(model), display.task("evaluating", len(images)) as task:
         for batch in load(images, transform, plan, workers=workers, device=world.device):
             logits.append(model(batch.images).float().cpu())

@@ -40,8 +40,10 @@ def test_features_and_their_map(name):
     images = torch.randn(2, channels, size, size)
     with torch.inference_mode():
         features, feature_map = backbone(images), backbone.feature_map(images)
+        again = backbone.last_block(backbone.early_map(images))
     assert features.shape == (2, num_features(backbone))
     torch.testing.assert_close(feature_map.mean((2, 3)), features)
+    torch.testing.assert_close(again, feature_map)
 
 
 def test_names_are_those_of_torchvision():

@@ -59,6 +59,18 @@ def test_progressive_goes_from_instance_to_class_balanced():
     assert sampler.class_probabilities(9) == pytest.approx([0.2] * 5)
 
 
+@pytest.mark.parametrize(("epochs", "balanced_from"), [(6, 3), (5.9, 3), (6.1, 3), (1, 1)])
+def test_deferred_is_instance_then_class_balanced(epochs, balanced_from):
+    sampler = Sampler(LABELS, "deferred", epochs=epochs)
+    for epoch in range(5):
+        drawn = sampler.draws(1000 * epoch, 1000).indices
+        if epoch < balanced_from:
+            assert sorted(drawn) == list(range(1000))
+        else:
+            assert sampler.class_probabilities(epoch) == pytest.approx([0.2] * 5)
+            assert np.bincount(LABELS[drawn]) == pytest.approx([200] * 5, abs=50)
+
+
 def test_reversed_class_weights_agree_with_bbn(golden):
     for case in golden("bbn"):
         counts = case["class_counts"]

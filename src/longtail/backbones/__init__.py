@@ -15,11 +15,19 @@ from longtail.errors import choose
 
 
 class Backbone(Protocol):
-    """What the library asks of a backbone: features (N, num_features), and their map before pooling."""
+    """What the library asks of a backbone: features (N, num_features), and their map before pooling.
+
+    `feature_map(x)` is `last_block(early_map(x))`, so that a network can have that block twice.
+    """
 
     num_features: int
 
     def feature_map(self, x: Tensor) -> Tensor: ...
+
+    @property
+    def last_block(self) -> nn.Module: ...
+
+    def early_map(self, x: Tensor) -> Tensor: ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
 

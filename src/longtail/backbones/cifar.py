@@ -66,6 +66,15 @@ class CifarResNet(nn.Module):
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
         return self.layer3(self.layer2(self.layer1(x)))
 
+    @property
+    def last_block(self) -> nn.Module:
+        return self.layer3[-1]
+
+    def early_map(self, x: Tensor) -> Tensor:
+        """What goes into the last block."""
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        return self.layer3[:-1](self.layer2(self.layer1(x)))
+
     def forward(self, x: Tensor) -> Tensor:
         return self.feature_map(x).mean(dim=(2, 3))
 

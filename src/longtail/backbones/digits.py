@@ -25,5 +25,13 @@ class DigitsNet(nn.Module):
         """Features before pooling, (N, 64, 4, 4)."""
         return self.layers(x)
 
+    @property
+    def last_block(self) -> nn.Module:
+        return self.layers[-3:]
+
+    def early_map(self, x: Tensor) -> Tensor:
+        """What goes into the last block."""
+        return self.layers[:-3](x)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.feature_map(x).mean(dim=(2, 3))

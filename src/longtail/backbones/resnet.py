@@ -8,6 +8,8 @@ Xie et al., Aggregated Residual Transformations for Deep Neural Networks, CVPR 2
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -99,8 +101,23 @@ class ResNet(nn.Module):
 
     def feature_map(self, x: Tensor) -> Tensor:
         """Features before pooling, (N, C, H/32, W/32)."""
+        return self._last_stage(self._first_stages(x))
+
+    @property
+    def last_block(self) -> nn.Module:
+        return self._last_stage[-1]
+
+    def early_map(self, x: Tensor) -> Tensor:
+        """What goes into the last block."""
+        return self._last_stage[:-1](self._first_stages(x))
+
+    @property
+    def _last_stage(self) -> nn.Sequential:
+        return cast(nn.Sequential, self.get_submodule("layer4"))
+
+    def _first_stages(self, x: Tensor) -> Tensor:
         x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
-        for number in (1, 2, 3, 4):
+        for number in (1, 2, 3):
             x = self.get_submodule(f"layer{number}")(x)
         return x
 

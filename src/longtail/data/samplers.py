@@ -11,12 +11,13 @@ share one stream: process r takes the r-th part of each batch.
 | class-balanced | equal |
 | square-root | sqrt(n_c) |
 | progressive | from instance to class-balanced, linearly over the epochs |
+| deferred | instance in the first half of the epochs, then class-balanced |
 | reversed | 1 / n_c |
 | oversample | equal, every class brought up to the largest, no image left out |
 | undersample | equal, every class cut down to the smallest, no image twice |
 
 Papers: Kang et al., Decoupling Representation and Classifier, ICLR 2020 (the first four);
-Zhou et al., BBN, CVPR 2020 (reversed).
+Liu et al., OLTR, CVPR 2019 (deferred: its two stages in one run); Zhou et al., BBN, CVPR 2020 (reversed).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 from longtail.errors import choose
 
 EXPONENTS = {"instance": 1.0, "class-balanced": 0.0, "square-root": 0.5, "reversed": -1.0}
-SAMPLERS = (*EXPONENTS, "progressive", "oversample", "undersample")
+SAMPLERS = (*EXPONENTS, "progressive", "deferred", "oversample", "undersample")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Sampler:
         labels: (N,) class of each image.
         name: one of `SAMPLERS`.
         seed: two samplers with one seed draw the same stream.
-        epochs: the length `progressive` is stretched over.
+        epochs: the length `progressive` and `deferred` are stretched over.
     """
 
     def __init__(self, labels: np.ndarray, name: str = "instance", *, seed: int = 0, epochs: float = 1) -> None:
@@ -76,12 +77,18 @@ class Sampler:
             progress = min(epoch / max(self.epochs - 1, 1), 1.0)
             instance = self._counts / self._size
             return (1 - progress) * instance + progress / len(self._counts)
-        weights = self._counts ** EXPONENTS.get(self.name, 0.0)
+        weights = self._counts ** EXPONENTS.get(self._in_force(epoch), 0.0)
         return np.asarray(weights / weights.sum())
+
+    def _in_force(self, epoch: int) -> str:
+        """The sampler that draws an epoch."""
+        if self.name != "deferred":
+            return self.name
+        return "instance" if epoch < max(round(self.epochs / 2), 1) else "class-balanced"
 
     def _draw_epoch(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng((self.seed, epoch))
-        if self.name == "instance":
+        if self._in_force(epoch) == "instance":
             return rng.permutation(self._size)
         if self.name in ("oversample", "undersample"):
             size = self.epoch_length // len(self._counts)

@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.errors import number
 from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
+from longtail.world import summed
 
 
 class Seesaw(CountsLoss):
@@ -56,9 +56,7 @@ class Seesaw(CountsLoss):
 
     def _count(self, target: Tensor) -> None:
         batch = torch.zeros_like(self.seen_counts).scatter_add_(0, target, torch.ones_like(target))
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(batch)
-        self.seen_counts += batch
+        self.seen_counts += summed(batch)
 
     def _log_factors(self, logits: Tensor, target: Tensor) -> Tensor:
         """log(M C) of every sample and class, (N, K); 0 for the true class by itself."""

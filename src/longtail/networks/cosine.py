@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from longtail.errors import number
 from longtail.networks.classifier import Classifier
+from longtail.networks.vectors import unit, unit_head
 from longtail.precision import without_autocast
 
 
@@ -33,26 +32,13 @@ class CosineHead(nn.Module):
 
     def __init__(self, in_features: int, num_classes: int, *, scale: float = 30.0) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_features, num_classes, bias=False)
-        nn.init.normal_(self.linear.weight, std=in_features**-0.5)  # vectors of length 1, about
-        parametrize.register_parametrization(self.linear, "weight", _RowLength(number("scale", scale, above=0)))
+        self.linear = unit_head(in_features, num_classes, scale=number("scale", scale, above=0))
 
     def forward(self, features: Tensor) -> Tensor:
         precision = next(self.linear.parameters()).dtype
         # Cosines at half precision are off by 0.004, and the scale multiplies that.
         with without_autocast(features):
-            return self.linear(F.normalize(features.to(precision), dim=1))
-
-
-class _RowLength(nn.Module):
-    """Brings the rows of a matrix to one length."""
-
-    def __init__(self, length: float) -> None:
-        super().__init__()
-        self.length = length
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return self.length * F.normalize(weight, dim=1)
+            return self.linear(unit(features.to(precision)))
 
 
 def cosine_classifier(backbone: nn.Module, class_counts: Tensor, *, scale: float = 30.0) -> nn.Module:

@@ -1,0 +1,99 @@
+"""Causal Norm (TDE): a normalised multi-head classifier; at test the pull of the average feature is taken out.
+
+Features f and class vectors w are cut into H heads. In training, with `x = f / |f|` per head,
+
+    logits = sum_h  tau / H * x_h · w_h / (|w_h| + gamma)
+
+At test `x_h` becomes `x_h - alpha * cos(x_h, m_h) * m_h`, where m is the direction of the features'
+moving average in training, `mean ← 0.9 mean + mean of the batch` (only its direction matters).
+
+Paper: Tang et al., Long-Tailed Classification by Keeping the Good and Removing the Bad Momentum
+Causal Effect, NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from longtail.backbones import num_features
+from longtail.errors import UserError, number, whole_number
+from longtail.networks.vectors import unit, unit_head
+from longtail.precision import single_at_least
+from longtail.world import summed
+
+MOMENTUM = 0.9
+
+
+class CausalNorm(nn.Module):
+    """Images (N, C, H, W) to logits (N, K): `head(features(images))`.
+
+    Like batch-norm's statistics, the moving average changes with every pass in training mode and
+    stands still in evaluation mode.
+
+    Args:
+        backbone: images to features (N, D).
+        class_counts: (K,) training images per class; only their number is used.
+        heads: pieces that features and class vectors are cut into; divides D.
+        tau: scale of the logits.
+        gamma: how much shorter than one short class vectors stay; 0 makes all of them unit vectors.
+        alpha: how much of the average feature's direction is taken out at test. The authors use 3 for
+            ImageNet-LT, 1.5 for CIFAR-100-LT, 1 for CIFAR-10-LT; 0 leaves the trained logits.
+
+    >>> from longtail.backbones import build_backbone
+    >>> model = CausalNorm(build_backbone("digits", in_channels=1), torch.tensor([90, 9, 3])).eval()
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    mean_features: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        class_counts: Tensor,
+        *,
+        heads: int = 2,
+        tau: float = 16.0,
+        gamma: float = 1 / 32,
+        alpha: float = 3.0,
+    ) -> None:
+        super().__init__()
+        width = num_features(backbone)
+        self.heads = whole_number("heads", heads)
+        self.alpha = number("alpha", alpha)
+        if width % self.heads:
+            raise UserError(f"heads must divide the {width} features of the backbone; {heads} does not")
+        self.backbone = backbone
+        scale, gamma = number("tau", tau, at_least=0) / self.heads, number("gamma", gamma, at_least=0)
+        self.head = unit_head(width, len(class_counts), scale=scale, blocks=self.heads, gamma=gamma)
+        self.register_buffer("mean_features", torch.zeros(width))
+
+    @torch.no_grad()
+    def observe(self, features: Tensor) -> None:
+        """Move the average by a batch of backbone features (N, D), those of all processes together."""
+        rows = features.to(self.mean_features.dtype)
+        total = summed(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
+        self.mean_features.mul_(MOMENTUM).add_(total[:-1] / total[-1])
+
+    def normalise(self, features: Tensor) -> Tensor:
+        """Backbone features (N, D) to what the head takes (N, D), in training or at test."""
+        x = unit(self._split(single_at_least(features)))
+        if not self.training:
+            direction = unit(self._split(self.mean_features))
+            x = x - self.alpha * (x * direction).sum(-1, keepdim=True) * direction
+        return x.flatten(1)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(…, D) to (…, heads, D / heads)."""
+        return x.unflatten(-1, (self.heads, -1))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head is linear in, (N, D)."""
+        features = self.backbone(images)
+        if self.training:
+            self.observe(features)
+        return self.normalise(features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images))

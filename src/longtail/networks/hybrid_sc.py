@@ -1,0 +1,114 @@
+"""Hybrid-SC: a contrastive branch shapes the features, a classifier branch on balanced images takes over.
+
+    loss = alpha * contrast(two views, as they come) + (1 - alpha) * CE(class-balanced images)
+
+with `alpha = 1 - (epoch / epochs)²`. The branches share the backbone; the contrastive one has a
+projection of one hidden layer and is not used at test. The contrast is between pairs (SC), or
+between images and one learnt prototype per class (PSC).
+
+The authors released no code: the projection's width and the prototypes' first values are ours.
+
+Paper: Wang et al., Contrastive Learning based Hybrid Networks for Long-Tailed Image
+Classification, CVPR 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail.backbones import num_features
+from longtail.data.loading import Batch
+from longtail.errors import choose, number, whole_number
+from longtail.losses.supcon import SupCon
+from longtail.networks.contrast import prototypical
+from longtail.networks.schedule import parabolic
+from longtail.networks.vectors import SHORTEST, unit
+from longtail.precision import single_at_least
+from longtail.training.objective import Progress
+
+
+class HybridSC(nn.Module):
+    """Images (N, C, H, W) to logits (N, K): `head(features(images))`.
+
+    Args:
+        backbone: images to features (N, D).
+        class_counts: (K,) training images per class; only their number is used.
+        variant: "sc" contrasts pairs of images, "psc" images with class prototypes.
+        projection: width P of the contrastive branch.
+
+    >>> from longtail.backbones import build_backbone
+    >>> model = HybridSC(build_backbone("digits", in_channels=1), torch.tensor([90, 9, 3])).eval()
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    prototypes: Tensor | None
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        class_counts: Tensor,
+        *,
+        variant: Literal["sc", "psc"] = "sc",
+        projection: int = 128,
+    ) -> None:
+        super().__init__()
+        choose("variant", variant, ("sc", "psc"))
+        width, out = num_features(backbone), whole_number("projection", projection)
+        self.backbone = backbone
+        self.head = nn.Linear(width, len(class_counts))
+        self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, out))
+        directions = unit(torch.randn(len(class_counts), out)) if variant == "psc" else None
+        self.register_parameter("prototypes", None if directions is None else nn.Parameter(directions))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features (N, D)."""
+        return self.backbone(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images))
+
+    def project(self, features: Tensor) -> Tensor:
+        """Features (N, D) to unit vectors (N, P) to be contrasted."""
+        return unit(single_at_least(self.projection(features)))
+
+
+class HybridSCObjective(nn.Module):
+    """The loss of `HybridSC` on four batches: two views as they come, two class-balanced.
+
+    Classifier and contrast get as many images each. All go through the backbone together, so that
+    batch-norm sees one mixture in training and at test. Of several processes each contrasts its own
+    images.
+
+    Args:
+        class_counts: (K,) training images per class.
+        temperature: of the contrast; the authors use 0.1 (for PSC on CIFAR-10-LT: 1).
+    """
+
+    def __init__(self, class_counts: Tensor, *, temperature: float = 0.1) -> None:
+        super().__init__()
+        self.temperature = number("temperature", temperature, at_least=SHORTEST)
+        self.contrast = SupCon(temperature=self.temperature)
+
+    def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
+        network = cast(HybridSC, model)
+        first, second, *balanced = batches
+        views = len(first.labels) + len(second.labels)
+        features = network.features(torch.cat([batch.images for batch in batches]))
+        logits = network.head(features[views:])
+        classifier = F.cross_entropy(logits, torch.cat([batch.labels for batch in balanced]))
+        alpha = parabolic(progress.epoch, progress.epochs)
+        return alpha * self._contrast(network, features[:views], first.labels) + (1 - alpha) * classifier
+
+    def _contrast(self, network: HybridSC, features: Tensor, target: Tensor) -> Tensor:
+        """Of features (2 N, D): first views, then second views of the same images."""
+        vectors = network.project(features)
+        with torch.autocast(vectors.device.type, enabled=False):
+            if network.prototypes is not None:
+                return prototypical(vectors, target.repeat(2), unit(network.prototypes), self.temperature)
+            return self.contrast(torch.stack(vectors.chunk(2), 1), target)

@@ -1,0 +1,171 @@
+"""OLTR: rare classes borrow from a memory of class centroids, and images far from all of them are doubted.
+
+With direct features f (after modulated attention, see `attention`), centroids M (K, D) and d the
+distance from f to the nearest of them:
+
+    v      = 10 / d * (f + tanh(selector(f)) * softmax(hallucinator(f)) M)
+    logits = 16 * v / (1 + |v|) · W / |W|
+    loss   = CE(logits, y) + 0.01 * centroid_loss(f, y, M)
+
+The authors train in two stages; a run here does both. In the first half f has no attention and
+the hallucinator is a plain classifier, as in their first stage, while the mean feature of each
+class is kept. Then the means become the centroids, and everything is trained.
+
+Their second stage draws classes equally often: sampler `deferred`. The centroids follow the true
+derivative of their loss; the released code has a hand-written one that ignores the weight 0.01.
+
+Paper: Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail.backbones import Backbone, num_features
+from longtail.data.loading import Batch
+from longtail.errors import number, whole_number
+from longtail.networks.attention import ModulatedAttention
+from longtail.networks.running import ClassMeans
+from longtail.networks.vectors import SHORTEST, lengths, unit_head
+from longtail.precision import single_at_least
+from longtail.predict import evaluating
+from longtail.training.objective import Progress
+
+REACH = 10.0
+MARGIN = 10.0
+UNKNOWN = -1
+
+
+class OLTR(nn.Module):
+    """Images (N, C, H, W) to logits (N, K): with the memory on, `head(features(images))`.
+
+    Args:
+        backbone: images to feature maps.
+        class_counts: (K,) training images per class.
+        scale: of the cosine head.
+        grid: side of the grid on which the attention scores places; see `ModulatedAttention`.
+
+    Attribute `memory_on` tells the halves of training apart; it is saved with the weights.
+
+    >>> from longtail.backbones import build_backbone
+    >>> model = OLTR(build_backbone("digits", in_channels=1), torch.tensor([90, 9, 3])).eval()
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, backbone: nn.Module, class_counts: Tensor, *, scale: float = 16.0, grid: int = 7) -> None:
+        super().__init__()
+        width, classes = num_features(backbone), len(class_counts)
+        self.backbone = backbone
+        self.attention = ModulatedAttention(width, grid=whole_number("grid", grid))
+        self.hallucinator = nn.Linear(width, classes)
+        self.selector = nn.Linear(width, width)
+        self.head = unit_head(width, classes, scale=number("scale", scale, at_least=0))
+        self.centroids = nn.Parameter(torch.zeros(classes, width))
+        self.class_means = ClassMeans(class_counts, width)
+        self.memory_on = False
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.memory_on)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.memory_on = bool(state)
+
+    @torch.no_grad()
+    def switch_memory_on(self) -> None:
+        """From here on the class means are centroids that are trained."""
+        self.centroids.copy_(self.class_means.means())
+        self.memory_on = True
+
+    def direct_features(self, images: Tensor) -> Tensor:
+        """Features (N, D) before the memory is asked."""
+        feature_map = cast(Backbone, self.backbone).feature_map(images)
+        if self.memory_on:
+            feature_map = self.attention(feature_map)
+        return feature_map.mean(dim=(2, 3))
+
+    def infused(self, direct: Tensor) -> Tensor:
+        """What the memory adds to direct features (N, D), (N, D)."""
+        remembered = self.hallucinator(direct).softmax(1) @ self.centroids.detach()
+        return torch.tanh(self.selector(direct)) * remembered
+
+    def embed(self, direct: Tensor) -> Tensor:
+        """Direct features (N, D) to what the head takes: v / (1 + |v|), (N, D)."""
+        with torch.autocast(direct.device.type, enabled=False):
+            direct = single_at_least(direct)
+            whole = direct + self.infused(direct)
+            distance = lengths(direct - self._nearest(direct))
+            # The same with numerator and denominator times d, which may be 0.
+            return REACH * whole / (distance + REACH * lengths(whole)).clamp(min=SHORTEST)
+
+    @torch.no_grad()
+    def _nearest(self, direct: Tensor) -> Tensor:
+        """The centroid nearest to each of the features (N, D)."""
+        return self.centroids[
+            torch.cdist(direct, self.centroids, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+        ]
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the logits are linear in, (N, D)."""
+        direct = self.direct_features(images)
+        return self.embed(direct) if self.memory_on else direct
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (self.head if self.memory_on else self.hallucinator)(self.features(images))
+
+    def predict_open(self, images: Tensor, threshold: float = 0.1) -> Tensor:
+        """Classes (N,), -1 where no class has a probability of `threshold`: an unknown one."""
+        with evaluating(self):
+            probability, best = self(images).softmax(1).max(1)
+        return torch.where(probability < threshold, UNKNOWN, best)
+
+
+def centroid_loss(features: Tensor, target: Tensor, centroids: Tensor, *, repel: float = 0.01) -> Tensor:
+    """Near the own centroid, far from the others: features (N, D), target (N,), centroids (K, D).
+
+    `sum_i |f_i - c_y|² / 2N + repel * max(0, 10 - sum_i sum_{j ≠ y} |f_i - c_j|² / NK)`
+    """
+    count, classes = len(features), len(centroids)
+    own = (features - centroids[target]).square().sum()
+    # All pairs at once: the squared distances to K points are K times that to their centre, and their spread.
+    centre = centroids.mean(0)
+    every = classes * (features - centre).square().sum() + count * (centroids - centre).square().sum()
+    return own / (2 * count) + repel * F.relu(MARGIN - (every - own) / (count * classes))
+
+
+class OLTRObjective(nn.Module):
+    """The loss of `OLTR`; switches its memory on at half of the steps.
+
+    Args:
+        class_counts: (K,) training images per class.
+        centroid_weight: weight of the centroid loss.
+    """
+
+    def __init__(self, class_counts: Tensor, *, centroid_weight: float = 0.01) -> None:
+        super().__init__()
+        self.centroid_weight = number("centroid_weight", centroid_weight, at_least=0)
+
+    def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
+        network = cast(OLTR, model)
+        (batch,) = batches
+        if progress.fraction >= 0.5 and not network.memory_on:
+            network.switch_memory_on()
+        direct = network.direct_features(batch.images)
+        if not network.memory_on:
+            network.class_means.add(direct, batch.labels)
+            return F.cross_entropy(network.hallucinator(direct), batch.labels) + _idle(network)
+        loss = F.cross_entropy(network.head(network.embed(direct)), batch.labels)
+        with torch.autocast(direct.device.type, enabled=False):
+            return loss + self.centroid_weight * centroid_loss(single_at_least(direct), batch.labels, network.centroids)
+
+
+def _idle(network: OLTR) -> Tensor:
+    """0, by all parameters of the second half: processes that train together wait for a gradient of each."""
+    modules = (network.attention, network.selector, network.head)
+    parameters = [network.centroids, *(parameter for module in modules for parameter in module.parameters())]
+    return 0 * torch.stack([parameter.sum() for parameter in parameters]).sum()

@@ -1,0 +1,102 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longtail.backbones import build_backbone
+from longtail.data.loading import Batch
+from longtail.errors import UserError
+from longtail.losses import SupCon
+from longtail.networks import HybridSC
+from longtail.networks.contrast import prototypical
+from longtail.networks.hybrid_sc import HybridSCObjective
+from longtail.networks.vectors import unit
+from longtail.training.objective import Progress
+
+COUNTS = torch.tensor([50, 10, 2, 1])
+START, THIRD = Progress(0, 30, 0, 10), Progress(9, 30, 3, 10)
+
+
+def network(**options):
+    torch.manual_seed(0)
+    return HybridSC(build_backbone("digits", 1), COUNTS, **options).eval()
+
+
+def batches(size=6):
+    """Two views of images as they come, two of balanced ones."""
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(2):
+        labels = torch.randint(4, (size,), generator=generator)
+        for _ in range(2):
+            images = torch.randn(size, 1, 8, 8, generator=generator)
+            made.append(Batch(images, labels, torch.arange(size)))
+    return made
+
+
+@pytest.mark.parametrize("variant", ["sc", "psc"])
+def test_loss_is_the_formula(variant):
+    model, views = network(variant=variant), batches()
+    loss = HybridSCObjective(COUNTS, temperature=0.2)(model, views, THIRD)
+    first, second, third, fourth = views
+    projected = [unit(model.projection(model.backbone(view.images))) for view in (first, second)]
+    if variant == "sc":
+        contrast = SupCon(temperature=0.2)(torch.stack(projected, 1), first.labels)
+    else:
+        prototypes = unit(model.prototypes)
+        contrast = sum(prototypical(z, first.labels, prototypes, 0.2) for z in projected) / 2
+    classifier = sum(F.cross_entropy(model(view.images), view.labels) for view in (third, fourth)) / 2
+    alpha = 1 - 0.3**2
+    torch.testing.assert_close(loss, alpha * contrast + (1 - alpha) * classifier)
+
+
+@pytest.mark.parametrize("variant", ["sc", "psc"])
+def test_the_first_epoch_is_contrast_alone_and_everything_has_a_gradient(variant):
+    model, views = network(variant=variant), batches()
+    loss = HybridSCObjective(COUNTS)(model, views, START)
+    loss.backward()
+    views[2].images.zero_()  # the classifier's images do not matter yet
+    torch.testing.assert_close(HybridSCObjective(COUNTS)(model, views, START), loss)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    assert model.head.weight.grad.abs().max() == 0
+    assert model.projection[0].weight.grad.abs().max() > 0
+
+
+def test_without_contrast_it_is_cross_entropy_on_balanced_images(monkeypatch):
+    from longtail.networks import hybrid_sc
+
+    monkeypatch.setattr(hybrid_sc, "parabolic", lambda epoch, epochs: 0.0)
+    model, views = network(), batches()
+    loss = HybridSCObjective(COUNTS)(model, views, THIRD)
+    images = torch.cat([view.images for view in views[2:]])
+    expected = F.cross_entropy(model(images), torch.cat([view.labels for view in views[2:]]))
+    torch.testing.assert_close(loss, expected)
+
+
+def test_projections_and_prototypes_have_length_one_at_the_start():
+    model = network(variant="psc", projection=16)
+    projected = model.project(torch.randn(5, 64))
+    assert projected.shape == (5, 16)
+    for vectors in (projected, model.prototypes):
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+    assert network().prototypes is None
+
+
+@pytest.mark.parametrize("variant", ["sc", "psc"])
+@pytest.mark.parametrize("size", [0.0, 1e4, 1e30])
+def test_finite_at_extreme_features(variant, size):
+    model = network(variant=variant)
+    features = (size * torch.randn(8, 64)).requires_grad_()
+    loss = HybridSCObjective(COUNTS)._contrast(model, features, torch.tensor([0, 0, 1, 3]))
+    loss.backward()
+    assert loss.isfinite()
+    assert features.grad.isfinite().all()
+
+
+def test_options_that_do_not_fit_are_named():
+    with pytest.raises(UserError, match="unknown variant 'pcs'; choose from: sc, psc"):
+        network(variant="pcs")
+    with pytest.raises(UserError, match="projection must be a whole number"):
+        network(projection=0)
+    with pytest.raises(UserError, match="temperature must be a number"):
+        HybridSCObjective(COUNTS, temperature=0)
