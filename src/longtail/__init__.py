@@ -23,6 +23,7 @@ _HOMES = {
     "Outputs": "longtail.outputs",
     "calibrate": "longtail.calibration",
     "compare": "longtail.comparison",
+    "diagnose": "longtail.diagnosis",
     "extract": "longtail.extraction",
     "find_head": "longtail.head",
     "margins": "longtail.class_means",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from longtail.display import Display
 from longtail.errors import UserError
 from longtail.extraction import extract, extract_run, outputs_path
-from longtail.files import write_json
+from longtail.files import locked, write_json
 from longtail.head import find_head, fingerprint, head_of, with_head
 from longtail.metrics import Metrics, evaluate_logits
 from longtail.outputs import Outputs
@@ -113,8 +114,11 @@ def calibrate_run(
 def run_outputs(run: Run, split: str, world: World, *, views: int = 0, **options: Any) -> Outputs:
     """The outputs of a run on a split: those on disk if they are the model's, else computed now."""
     path = outputs_path(run, split, views)
-    if not path.is_file():
-        extract_run(run, split, world, views=views, **options)
+    # Cells of a comparison share a run: one computes its outputs, the others wait for them.
+    with nullcontext() if path.is_file() or not world.is_main else locked(path):
+        world.barrier()
+        if not path.is_file():
+            extract_run(run, split, world, views=views, **options)
     return Outputs.open(path, model=fingerprint(run.load_model()), world=world)
 
 

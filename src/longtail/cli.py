@@ -22,6 +22,7 @@ COMMANDS = {
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",
     "compare": "compare methods over seeds: tables with intervals",
+    "diagnose": "is this model long-tail biased? would calibration help?",
     "report": "an HTML page and figures: margins, accuracy, operating points, before and after",
     "methods": "list every method: family, paper, what it trains and what it needs",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -43,6 +45,14 @@ def write_text(path: Path, text: str) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is in the block for `path`; the others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
 
 
 def sha256(path: Path) -> str:

@@ -140,7 +140,7 @@ def test_options_that_do_not_fit_are_named():
         CausalNorm(backbone, counts, heads=3)
     with pytest.raises(UserError, match="gamma must be a number, at least 0, not -1"):
         CausalNorm(backbone, counts, gamma=-1)
-    with pytest.raises(UserError, match="alpha must be a number, not 'big'"):
+    with pytest.raises(UserError, match="alpha must be a number, finite, not 'big'"):
         CausalNorm(backbone, counts, alpha="big")
     with pytest.raises(UserError, match="heads must be a whole number of at least 1, not 0"):
         CausalNorm(backbone, counts, heads=0)

@@ -217,5 +217,5 @@ def test_options_that_do_not_fit_are_named():
         OLTR(backbone, COUNTS, grid=0)
     with pytest.raises(UserError, match="scale must be a number, at least 0, not 'x'"):
         OLTR(backbone, COUNTS, scale="x")
-    with pytest.raises(UserError, match="centroid_weight must be a number of at least 0"):
+    with pytest.raises(UserError, match="centroid_weight must be a number, at least 0, not -1"):
         OLTRObjective(COUNTS, centroid_weight=-1)

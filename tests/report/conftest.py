@@ -1,0 +1,33 @@
+"""A summary of real features, made once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from longtail import CRT, LWS, DisAlign, Outputs
+from longtail.report.summary import summarise
+
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@pytest.fixture(scope="session")
+def real_outputs(cifar_features):
+    """(train, validation, test) outputs of a real ResNet-32; validation and test are halves of its test images."""
+    data = cifar_features
+    counts = np.bincount(data["y"])
+    known = {"head_weight": data["weight"], "head_bias": data["bias"], "class_names": NAMES}
+
+    def held_out(rows: slice, split: str) -> Outputs:
+        logits, features = data["test"][rows], data["test_features"][rows]
+        return Outputs(data["test_y"][rows], counts, logits=logits, features=features, split=split, **known)
+
+    train = Outputs(data["y"], counts, logits=data["views"][0], features=data["view_features"][0], **known)
+    return train, held_out(slice(0, None, 2), "validation"), held_out(slice(1, None, 2), "test")
+
+
+@pytest.fixture(scope="session")
+def real_summary(real_outputs):
+    train, validation, test = real_outputs
+    others = {"DisAlign": DisAlign(max_iter=200), "cRT": CRT(), "LWS": LWS()}
+    return summarise(train, test, validation=validation, others=others)

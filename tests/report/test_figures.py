@@ -1,0 +1,61 @@
+import matplotlib as mpl
+import numpy as np
+import pytest
+from PIL import Image
+
+from longtail import Outputs
+from longtail.report.figures import FIGURES, STYLE, write_figures
+from longtail.report.summary import summarise
+
+
+def test_every_figure_is_written_in_three_formats_and_is_not_empty(real_summary, tmp_path):
+    files = write_figures(real_summary, tmp_path)
+    assert len(files) == 3 * len(FIGURES)
+    for file in files:
+        assert file.stat().st_size > 3000, file
+        if file.suffix == ".png":
+            pixels = np.asarray(Image.open(file).convert("L"))
+            assert pixels.std() > 5
+            assert min(pixels.shape) > 300
+    again = tmp_path / "again"
+    for file, other in zip(files, write_figures(real_summary, again), strict=True):
+        if file.suffix != ".pdf":
+            assert file.read_bytes() == other.read_bytes(), file.name
+
+
+def draw(name, summary):
+    with mpl.rc_context(STYLE):
+        return FIGURES[name](summary)
+
+
+def test_curves_show_the_numbers_head_to_tail(real_summary):
+    order = real_summary.order
+    lines = draw("class-means", real_summary).axes[1].lines
+    np.testing.assert_allclose(lines[0].get_ydata(), real_summary.before.means.margins[order])
+    np.testing.assert_allclose(lines[1].get_ydata(), real_summary.after.means.margins[order])
+    accuracy = draw("class-accuracy", real_summary).axes[0].lines[1].get_ydata()
+    np.testing.assert_allclose(accuracy, 100 * np.array(real_summary.after.metrics.per_class)[order])
+    overall = draw("accuracy-against-gamma", real_summary).axes[0].lines[0]
+    np.testing.assert_allclose(overall.get_xdata(), [point.gamma for point in real_summary.points])
+    np.testing.assert_allclose(overall.get_ydata(), [100 * point.metrics.balanced for point in real_summary.points])
+
+
+def test_figures_say_which_images_they_show(real_summary):
+    for name in FIGURES:
+        figure = draw(name, real_summary)
+        labels = [axes.get_ylabel() for axes in figure.axes]
+        assert any("test images" in label for label in labels), (name, labels)
+
+
+@pytest.mark.parametrize("classes", [2, 130])
+def test_few_and_many_classes_are_drawn(classes, tmp_path):
+    rng = np.random.default_rng(0)
+    counts = np.maximum(200 // (1 + np.arange(classes)), 2)
+
+    def outputs(sizes, split):
+        labels = np.repeat(np.arange(classes), sizes)
+        logits = rng.normal(size=(len(labels), classes)) + 2 * np.eye(classes)[labels] + np.linspace(1, -1, classes)
+        return Outputs(labels, counts, logits=logits.astype(np.float32), split=split)
+
+    summary = summarise(outputs(counts, "train"), outputs(np.full(classes, 4), "test"), validation=None, others={})
+    assert len(write_figures(summary, tmp_path)) == 3 * len(FIGURES)

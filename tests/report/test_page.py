@@ -1,0 +1,221 @@
+"""The report page in a real browser: Chromium, driven by Playwright."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from longtail import Outputs
+from longtail.cli import main
+from longtail.report.page import Context, page_data, write_page
+from longtail.report.summary import summarise
+
+MOST = 6_000_000
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open a page and collect whatever its console complains about."""
+    contexts = []
+
+    def go(path, *, width=1280, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints = []
+        page.on(
+            "console", lambda line: page.complaints.append(line.text) if line.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.goto(f"file://{path}")
+        page.wait_for_selector("#confusion-after .heatmaplayer image")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+CONTEXT = Context("a real network", ["longtail", "calibrate", "runs/my run"], {"data": "CIFAR-10-LT"})
+
+
+@pytest.fixture(scope="session")
+def page_path(real_summary, tmp_path_factory):
+    return write_page(real_summary, CONTEXT, tmp_path_factory.mktemp("page") / "index.html")
+
+
+def test_numbers_of_the_page_are_those_of_the_summary(real_summary):
+    data = page_data(real_summary, CONTEXT)
+    json.dumps(data, allow_nan=False)
+    assert data["states"][1]["scores"]["balanced"] == round(100 * real_summary.after.metrics.balanced, 1)
+    expected = [round(100 * real_summary.before.metrics.per_class[label], 1) for label in real_summary.order]
+    assert data["states"][0]["accuracy"] == expected
+    assert data["points"][12]["gamma"] == 1.2
+    assert {state["title"]: state["parameters"] for state in data["states"]} == {
+        "before": None,
+        "MARC": 20,
+        "DisAlign": 85,
+        "cRT": 650,
+        "LWS": 10,
+    }
+
+
+def test_the_page_is_one_file_without_network(page_path):
+    text = page_path.read_text()
+    assert page_path.stat().st_size < MOST
+    own = text.replace(text[text.index("<script>") : text.index("</script>")], "")  # without the library
+    for outside in ('src="http', 'href="http', "@import", "fetch("):
+        assert outside not in own
+
+
+def test_it_loads_without_complaints_and_draws_every_chart(visit, page_path):
+    page = visit(page_path)
+    assert page.complaints == []
+    assert page.locator(".chart .main-svg").count() >= 11
+    assert page.locator("#cards .card").count() == 6
+    assert "test" in page.locator(".lead").inner_text()
+
+
+def test_the_slider_changes_numbers_chart_and_command(visit, page_path, real_summary):
+    page = visit(page_path)
+    assert page.locator("#gamma-value").inner_text() == "1.2"
+
+    def overall():
+        return page.locator("#point-cards .card", has_text="overall (test)").locator(".value").inner_text()
+
+    at_paper = overall()
+    assert at_paper == f"{100 * real_summary.points[12].metrics.balanced:.1f}"
+    bars = "document.getElementById('point-accuracy').data.at(-1).y"
+    drawn = page.evaluate(bars)
+    page.locator("#gamma").evaluate("(slider) => { slider.value = 2; slider.dispatchEvent(new Event('input')); }")
+    assert page.locator("#gamma-value").inner_text() == "0.2"
+    assert overall() == f"{100 * real_summary.points[2].metrics.balanced:.1f}" != at_paper
+    assert page.evaluate(bars) != drawn
+    assert page.locator("#command").inner_text() == "longtail calibrate 'runs/my run' --options gamma 0.2"
+    assert page.complaints == []
+
+
+def test_the_table_sorts_and_filters(visit, page_path):
+    page = visit(page_path)
+
+    def column(number):
+        return page.locator(f"#classes tbody td:nth-child({number})").all_inner_texts()
+
+    assert column(1)[0] == "airplane"
+    page.get_by_role("button", name="change").click()
+    changes = [float(text) for text in column(6)]
+    assert changes == sorted(changes, reverse=True)
+    page.get_by_role("button", name="change").click()
+    assert [float(text) for text in column(6)] == sorted(changes)
+    page.get_by_role("button", name="class", exact=True).click()
+    assert column(1) == sorted(column(1))
+    page.fill("#filter", "tru")
+    assert column(1) == ["truck"]
+    assert page.locator("#shown").inner_text() == "1 of 10 classes"
+    page.fill("#filter", "medium")
+    assert sorted(column(1)) == ["ship", "truck"]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_it_is_readable_on_a_phone_and_in_the_dark(visit, page_path, width, scheme):
+    page = visit(page_path, width=width, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = [int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(",")]
+    assert (sum(light) < 200) == (scheme == "dark")
+    assert page.complaints == []
+
+
+def test_a_thousand_classes_fit(visit, tmp_path):
+    rng = np.random.default_rng(0)
+    classes = 1000
+    counts = np.maximum(500 // (1 + np.arange(classes)), 1)
+    train_labels = np.repeat(np.arange(classes), np.minimum(counts, 3))
+    test_labels = np.repeat(np.arange(classes), 2)
+
+    def outputs(labels, split):
+        logits = (rng.normal(size=(len(labels), classes)) + 4 * np.eye(classes)[labels]).astype(np.float32)
+        return Outputs(labels, counts, logits=logits, split=split)
+
+    summary = summarise(outputs(train_labels, "train"), outputs(test_labels, "test"), validation=None, others={})
+    path = write_page(summary, CONTEXT, tmp_path / "index.html")
+    assert path.stat().st_size < MOST
+    page = visit(path)
+    assert page.locator("#classes tbody tr").count() == classes
+    assert page.complaints == []
+
+
+def test_names_cannot_break_the_page(visit, tmp_path, real_outputs):
+    from dataclasses import replace
+
+    train, _, test = real_outputs
+    evil = ("</script><script>alert(1)</script>", "<b>&", '"quote"', *(f"c{i}" for i in range(7)))
+    summary = summarise(train, replace(test, class_names=evil), validation=None, others={})
+    page = visit(write_page(summary, CONTEXT, tmp_path / "index.html"))
+    assert page.complaints == []
+    assert evil[0] in page.locator("#classes").inner_text()
+
+
+def test_command_on_a_run_and_its_checkpoints(capsys, visit, digits_copy, tmp_path):
+    second = tmp_path / "second"
+    shutil.copytree(digits_copy, second)
+    words = ["report", str(digits_copy), str(second), "--out", str(tmp_path / "report")]
+    assert main(words) == 0
+    assert "index.html" in capsys.readouterr().err
+    page = visit(tmp_path / "report" / "index.html")
+    assert page.locator("#worst img").count() > 4
+    rows = page.locator("#checkpoints tr").all_inner_texts()
+    assert len(rows) == 3
+    assert rows[1].split("\t")[1:] == rows[2].split("\t")[1:]  # the same model twice
+    assert page.complaints == []
+    assert (tmp_path / "report" / "figures" / "class-means.svg").is_file()
+
+
+def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
+    data = cifar_features
+    np.savez(tmp_path / "train.npz", logits=data["views"][0], labels=data["y"], head_weight=data["weight"])
+    np.savez(tmp_path / "test.npz", logits=data["test"], labels=data["test_y"])
+    words = ["report", str(tmp_path / "train.npz"), "--test", str(tmp_path / "test.npz"), "--out", str(tmp_path / "r")]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["page"].endswith("index.html")
+    numbers = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert numbers["states"][0]["scores"]["balanced"] == 69.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a run folder or a file"),
+        (["{tmp}/nowhere"], "is not a run folder"),
+        (["{tmp}/a.npz"], "needs --test FILE"),
+        (["{tmp}/a.npz", "--test", "{tmp}/b.npz", "--out", "{tmp}/o"], "a.npz has 2 classes, {tmp}/b.npz has 3"),
+        (["{tmp}/a.npz", "{tmp}/b.npz"], "takes one file"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, tmp_path, words, message):
+    rng = np.random.default_rng(0)
+    for name, classes in (("a", 2), ("b", 3)):
+        np.savez(tmp_path / f"{name}.npz", logits=rng.normal(size=(12, classes)), labels=np.arange(12) % classes)
+    code = main(["report", *(word.format(tmp=tmp_path) for word in words)])
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == (2, 1)
+    assert message.format(tmp=tmp_path) in error
+
+
+def test_a_half_finished_run_is_said(capsys, digits_copy):
+    (digits_copy / "model.safetensors").unlink()
+    assert main(["report", str(digits_copy)]) == 2
+    assert "is not finished: go on with" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""The numbers of a report, against plain formulas."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from sklearn.metrics import balanced_accuracy_score, f1_score
+
+from longtail import MARC, Outputs
+from longtail.metrics import evaluate_logits
+from longtail.report.summary import class_changes, describe_state, grouped_confusion, worst_confusions
+
+
+def test_states_are_those_of_plain_formulas(real_outputs, real_summary):
+    train, _, test = real_outputs
+    marc = MARC().fit(train)
+    repaired = marc.omega_ * test.logits + marc.beta_ * np.linalg.norm(test.head_weight, axis=1)
+    for state, logits in ((real_summary.before, test.logits), (real_summary.after, repaired)):
+        predicted = logits.argmax(1)
+        assert state.metrics.balanced == pytest.approx(balanced_accuracy_score(test.labels, predicted))
+        assert state.metrics.macro_f1 == pytest.approx(f1_score(test.labels, predicted, average="macro"))
+        for j in range(10):
+            own = logits[test.labels == j][:, j]
+            assert state.means.logits[j] == pytest.approx(own.mean(), rel=1e-4)
+            norm = np.linalg.norm(test.head_weight[j])
+            assert state.means.margins[j] == pytest.approx(own.mean() / norm, rel=1e-4)
+        expected = spearmanr(state.means.margins, test.class_counts).statistic
+        assert state.correlation["margins"] == pytest.approx(expected)
+
+
+def test_the_papers_observation_on_held_out_images(real_summary):
+    """Mean margins and logits fall from head to tail before, and are flatter after."""
+    before, after = real_summary.before, real_summary.after
+    for name in ("logits", "margins"):
+        assert before.correlation[name] > 0.7
+        assert after.correlation[name] < before.correlation[name]
+        assert np.ptp(getattr(after.means, name)) < np.ptp(getattr(before.means, name))
+
+
+def test_operating_points_are_separate_fits(real_outputs, real_summary):
+    train, validation, test = real_outputs
+    assert [point.gamma for point in real_summary.points] == [round(0.1 * i, 1) for i in range(21)]
+    for place in (0, 9, 20):
+        point = real_summary.points[place]
+        alone = MARC(gamma=point.gamma).fit(train)
+        assert point.metrics.balanced == pytest.approx(
+            evaluate_logits(alone.transform(test), test.labels, test.class_counts).balanced, abs=2e-3
+        )
+        assert point.validation.balanced == pytest.approx(
+            evaluate_logits(alone.transform(validation), validation.labels, test.class_counts).balanced, abs=2e-3
+        )
+
+
+def test_changes_are_differences_with_bounds_around_them(real_outputs, real_summary):
+    _, _, test = real_outputs
+    before, after = real_summary.before, real_summary.after
+    changes = real_summary.changes
+    for j in range(10):
+        own = test.labels == j
+        expected = (after.predictions == j)[own].mean() - (before.predictions == j)[own].mean()
+        assert changes.value[j] == pytest.approx(expected)
+        assert changes.low[j] <= changes.value[j] <= changes.high[j]
+    assert changes.low[9] > 0.2  # the smallest class gains much
+    assert changes.high[0] < 0  # the largest pays
+
+
+def test_classes_that_are_not_in_the_split_have_no_change():
+    labels = np.array([0, 0, 2, 2])
+    outputs = Outputs(labels, np.array([9, 5, 1]), logits=np.eye(3)[[0, 1, 2, 0]] * 4.0)
+    state = describe_state("x", outputs.logits, outputs)
+    changes = class_changes(state, state, labels)
+    assert np.isnan(changes.value).tolist() == [False, True, False]
+
+
+def test_worst_confusions_are_the_largest_cells(real_summary):
+    confusion = np.array(real_summary.before.metrics.confusion, dtype=float)
+    shares = confusion / confusion.sum(1, keepdims=True)
+    np.fill_diagonal(shares, 0)
+    first = real_summary.confusions[0]
+    assert first.before == pytest.approx(shares.max())
+    assert (first.truth, first.taken_for) == np.unravel_index(shares.argmax(), shares.shape)
+    values = [confusion.before for confusion in real_summary.confusions]
+    assert values == sorted(values, reverse=True)
+    assert (
+        worst_confusions(real_summary.before.metrics, real_summary.after.metrics, count=3)
+        == real_summary.confusions[:3]
+    )
+
+
+def test_many_classes_are_put_together_in_the_confusion_matrix():
+    rng = np.random.default_rng(0)
+    labels = np.arange(2400) % 120
+    logits = rng.normal(size=(2400, 120)) + 2 * np.eye(120)[labels]
+    metrics = evaluate_logits(logits, labels, np.arange(120, 0, -1))
+    shares, groups = grouped_confusion(metrics, np.arange(120), most=50)
+    assert shares.shape == (50, 50)
+    assert shares.sum(1) == pytest.approx(1)
+    assert sum(group.stop - group.start for group in groups) == 120
+    whole, _ = grouped_confusion(metrics, np.arange(120), most=500)
+    confusion = np.array(metrics.confusion)
+    np.testing.assert_allclose(whole, confusion / confusion.sum(1, keepdims=True))
