@@ -94,7 +94,7 @@ def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
         split=held_out.split,
         samples=len(held_out),
         before=describe_state("before", before, held_out),
-        gain=paired_difference(*hits, held_out.labels),
+        gain=paired_difference(hits[0], hits[1], held_out.labels),
         tail_gain=paired_difference(hits[0][tail], hits[1][tail], held_out.labels[tail]),
         cross_fitted=train is None,
     )

@@ -62,7 +62,7 @@ def _of_run(options: Diagnose) -> tuple[Outputs, Outputs | None]:
     from longtail.world import ALONE
 
     run = Run.open(options.source)
-    known = {"root": options.root, "workers": options.workers, "display": options.display()}
+    known: dict[str, Any] = {"root": options.root, "workers": options.workers, "display": options.display()}
     if options.split not in run.details["data"]["images"]:
         raise UserError(f"{options.source} has no {options.split} split; name another with --split")
     return run_outputs(run, options.split, ALONE, **known), run_outputs(run, "train", ALONE, views=1, **known)
