@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help install demo test lint clean
 
 help:
-	@echo "make demo     install, train on long-tailed digits, show the result"
+	@echo "make demo     install, train on long-tailed digits, calibrate, draw a report"
 	@echo "make test     install, lint, check types, run the tests"
 	@echo "make install  create $(VENV) with the development extras"
 	@echo "make clean    remove $(VENV), caches and the demo's files"
@@ -23,7 +23,10 @@ $(READY): pyproject.toml constraints.txt
 demo: install
 	@rm -rf demo
 	$(BIN)/longtail train digits-lt --out demo/digits
-	$(BIN)/longtail evaluate demo/digits
+	$(BIN)/longtail calibrate demo/digits
+	$(BIN)/longtail report demo/digits
+	@echo
+	@echo "calibrated model: demo/digits/marc     look at: demo/digits/report/index.html     figures: demo/digits/report/figures"
 
 test: install lint
 	$(BIN)/pytest
