@@ -26,6 +26,7 @@ _HOMES = {
     "diagnose": "longtail.diagnosis",
     "extract": "longtail.extraction",
     "find_head": "longtail.head",
+    "open_splits": "longtail.data",
     "margins": "longtail.class_means",
     "UserError": "longtail.errors",
     "Run": "longtail.runs",

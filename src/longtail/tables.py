@@ -150,7 +150,7 @@ def _range(interval: Interval | None) -> str:
 def terminal_table(rows: list[Row], caption: str) -> Table:
     """What fits on a terminal: shots, overall and the difference from Softmax."""
     table = Table(title=caption)
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold")
     shown = (*SHOTS, "balanced")
     for name in (*(HEADINGS[score].lower() for score in shown), "vs Softmax"):
         table.add_column(name, justify="right", no_wrap=True)
