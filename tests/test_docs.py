@@ -1,5 +1,6 @@
 """Every Python and bash block of README and docs is executed, page by page, in an empty folder."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -56,3 +57,10 @@ def test_every_page_is_in_the_site():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert pages == {line.split(": ")[-1] for line in navigation.splitlines() if line.endswith(".md")}
+
+
+def test_the_site_builds(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
+    assert "longtail.posthoc.marc.MARC" in reference
