@@ -30,7 +30,7 @@ demo: install
 	@echo "calibrated model: demo/digits/marc     look at: demo/digits/report/index.html     figures: demo/digits/report/figures"
 
 test: install lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .

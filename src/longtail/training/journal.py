@@ -107,7 +107,7 @@ class Journal:
             "lr": plan.learning_rate(state.step - 1),
             "images_per_s": round(speed, 1),
         }
-        text = f"epoch {entry['epoch']:.1f}/{plan.progress(0).epochs:.0f}  loss {loss:.4f}"
+        text = f"epoch {entry['epoch']:.0f}/{plan.progress(0).epochs:.0f}  loss {loss:.4f}"
         if metrics:
             scores = metrics.to_dict()
             entry["validation"] = {name: scores[name] for name in ("top1", "balanced", *SHOTS, "macro_f1")}
