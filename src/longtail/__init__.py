@@ -24,6 +24,7 @@ _HOMES = {
     "calibrate": "longtail.calibration",
     "compare": "longtail.comparison",
     "diagnose": "longtail.diagnosis",
+    "export": "longtail.exports",
     "extract": "longtail.extraction",
     "find_head": "longtail.head",
     "margins": "longtail.class_means",

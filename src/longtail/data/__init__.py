@@ -18,7 +18,7 @@ from longtail.errors import UserError, choose
 from longtail.files import cache_folder
 
 if TYPE_CHECKING:
-    from longtail.config import DataConfig
+    from longtail.config import DataConfig, TrainConfig
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
@@ -47,29 +47,46 @@ def open_splits(config: DataConfig) -> Splits:
     """Open the data set of a configuration: its tail cut and its validation split held out, by the seed."""
     name = choose("data set", config.data, DATA_SETS)
     root = Path(config.root).expanduser() if config.root else cache_folder()
-    train, validation, test, (mean, std) = _reader(name)(config, root)
+    train, validation, test = _reader(name)(config, root)
     train = _cut_tail(train, config)
     if validation is None and config.validation > 0:
         kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed)
         train, validation = train.subset(kept), train.subset(held_out)
     _require_every_class(train, name)
-    return Splits(name, train, validation, test, mean, std)
+    return Splits(name, train, validation, test, *statistics(name))
 
 
-Read = tuple[Images, Images | None, Images | None, tuple[tuple[float, ...], tuple[float, ...]]]
+Read = tuple[Images, Images | None, Images | None]
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def statistics(name: str) -> Statistics:
+    """Mean and standard deviation per channel of a data set's pixels, scaled to 0..1."""
+    if name == "digits":
+        return digits.MEAN, digits.STD
+    if name in CIFARS:
+        return CIFARS[name].mean, CIFARS[name].std
+    return LIST_SETS[name].statistics if name in LIST_SETS else IMAGENET
+
+
+def image_side(config: TrainConfig) -> int:
+    """Side of the square images a network of this configuration takes."""
+    side = {"digits": digits.SIDE, **dict.fromkeys(CIFARS, 32)}.get(config.data) or config.image_size
+    if side is None:
+        raise UserError("images read from files need a size: give --image-size")
+    return side
 
 
 def _reader(name: str) -> Callable[[DataConfig, Path], Read]:
     if name == "digits":
-        return lambda config, root: _with_statistics(digits.read_digits(), (digits.MEAN, digits.STD))
+        return lambda config, root: _without_validation(digits.read_digits())
     if name in CIFARS:
-        statistics = (CIFARS[name].mean, CIFARS[name].std)
-        return lambda config, root: _with_statistics(read_cifar(name, root), statistics)
+        return lambda config, root: _without_validation(read_cifar(name, root))
     return _read_folders if name == "folder" else _read_lists
 
 
-def _with_statistics(splits: tuple[Images, Images], statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Read:
-    return splits[0], None, splits[1], statistics
+def _without_validation(splits: tuple[Images, Images]) -> Read:
+    return splits[0], None, splits[1]
 
 
 def _read_lists(config: DataConfig, root: Path) -> Read:
@@ -86,7 +103,7 @@ def _read_lists(config: DataConfig, root: Path) -> Read:
     classes = train.num_classes
     validation = read(config.validation_list, published.validation if published else None)
     test = read(config.test_list, published.test if published else None)
-    return train, validation, test, published.statistics if published else IMAGENET
+    return train, validation, test
 
 
 def _read_folders(config: DataConfig, root: Path) -> Read:
@@ -97,7 +114,7 @@ def _read_folders(config: DataConfig, root: Path) -> Read:
         known = train.class_names
         return read_folder(folder, class_names=known, skip_broken=config.skip_broken) if folder.is_dir() else None
 
-    return train, read("val"), read("test"), IMAGENET
+    return train, read("val"), read("test")
 
 
 def _cut_tail(train: Images, config: DataConfig) -> Images:
