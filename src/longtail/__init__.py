@@ -28,6 +28,7 @@ _HOMES = {
     "extract": "longtail.extraction",
     "find_head": "longtail.head",
     "margins": "longtail.class_means",
+    "profile": "longtail.profiling",
     "UserError": "longtail.errors",
     "Run": "longtail.runs",
     "TrainConfig": "longtail.config",

@@ -18,6 +18,7 @@ from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, choose
 
 # Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
+    "profile": "show the class distribution of a data set before any training",
     "train": "train a classifier on long-tailed images (stage one)",
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",

@@ -43,7 +43,7 @@ LIST_SETS = {
 DATA_SETS = ("digits", *CIFARS, *LIST_SETS, "lists", "folder")
 
 
-def open_splits(config: DataConfig) -> Splits:
+def open_splits(config: DataConfig, *, need_every_class: bool = True) -> Splits:
     """Open the data set of a configuration: its tail cut and its validation split held out, by the seed."""
     name = choose("data set", config.data, DATA_SETS)
     root = Path(config.root).expanduser() if config.root else cache_folder()
@@ -52,7 +52,8 @@ def open_splits(config: DataConfig) -> Splits:
     if validation is None and config.validation > 0:
         kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed)
         train, validation = train.subset(kept), train.subset(held_out)
-    _require_every_class(train, name)
+    if need_every_class:
+        _require_every_class(train, name)
     return Splits(name, train, validation, test, *statistics(name))
 
 
@@ -107,7 +108,9 @@ def _read_lists(config: DataConfig, root: Path) -> Read:
 
 
 def _read_folders(config: DataConfig, root: Path) -> Read:
-    train = read_folder(root / "train", skip_broken=config.skip_broken)
+    # A folder of classes that nobody has split is a training set.
+    split = not root.is_dir() or any((root / name).is_dir() for name in ("train", "val", "test"))
+    train = read_folder(root / "train" if split else root, skip_broken=config.skip_broken)
 
     def read(name: str) -> Images | None:
         folder = root / name
