@@ -14,7 +14,8 @@ from longtail.recipes import RECIPES
 HELP = f"""Show the class distribution of a data set before any training.
 
 DATA is a recipe ({", ".join(RECIPES)}), an image folder (one folder per class, or train/,
-val/ and test/ with one folder per class each), or a list file with a path and a label per line.
+val/ and test/ with one folder per class each), a list file with a path and a label per line, a CSV
+file of paths and labels, or Parquet files with images and labels (one, or a folder of them).
 Of a recipe the numbers are those that training sees: its tail cut, validation images held out.
 
 Examples:
@@ -29,7 +30,7 @@ class ProfileOptions(Output):
     """What to look at."""
 
     data: Annotated[str, tyro.conf.Positional]
-    """A recipe, an image folder or a file that lists images."""
+    """A recipe, a folder, or a list, CSV or Parquet file."""
     root: str | None = None
     """Folder of the data set (recipes), or that the paths in a list are relative to (default: the list's own)."""
     plot: Path | None = None

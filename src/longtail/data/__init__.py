@@ -11,9 +11,11 @@ import numpy as np
 
 from longtail.data import digits
 from longtail.data.cifar import CIFARS, read_cifar
-from longtail.data.images import Images, Splits
+from longtail.data.csvfiles import DELIMITERS, read_csv
+from longtail.data.images import FileImages, Images, Splits
 from longtail.data.imbalance import long_tail_counts, long_tail_indices, validation_indices
 from longtail.data.listfiles import read_folder, read_list
+from longtail.data.parquetfiles import ParquetImages, parquet_files, read_parquet
 from longtail.errors import UserError, choose
 from longtail.files import cache_folder
 
@@ -40,7 +42,7 @@ LIST_SETS = {
     "places-lt": ListSet("Places_LT_train.txt", "Places_LT_val.txt", "Places_LT_test.txt", 365),
     "inaturalist18": ListSet("iNaturalist18_train.txt", None, "iNaturalist18_val.txt", 8142, INATURALIST),
 }
-DATA_SETS = ("digits", *CIFARS, *LIST_SETS, "lists", "folder")
+DATA_SETS = ("digits", *CIFARS, *LIST_SETS, "lists", "csv", "parquet", "folder")
 
 
 def open_splits(config: DataConfig, *, need_every_class: bool = True) -> Splits:
@@ -83,7 +85,7 @@ def _reader(name: str) -> Callable[[DataConfig, Path], Read]:
         return lambda config, root: _without_validation(digits.read_digits())
     if name in CIFARS:
         return lambda config, root: _without_validation(read_cifar(name, root))
-    return _read_folders if name == "folder" else _read_lists
+    return {"folder": _read_folders, "csv": _read_csv, "parquet": _read_parquet}.get(name, _read_lists)
 
 
 def _without_validation(splits: tuple[Images, Images]) -> Read:
@@ -98,6 +100,9 @@ def _read_lists(config: DataConfig, root: Path) -> Read:
         path = Path(given).expanduser() if given else root / default if default else None
         return read_list(path, root, num_classes=classes, skip_broken=config.skip_broken) if path else None
 
+    if config.train_list and Path(config.train_list).suffix.lower() in DELIMITERS:
+        return _read_csv(config, root)
+
     train = read(config.train_list, published.train if published else None)
     if train is None:
         raise UserError("data set 'lists' needs --train-list FILE (a path and a label per line) and --root FOLDER")
@@ -105,6 +110,36 @@ def _read_lists(config: DataConfig, root: Path) -> Read:
     validation = read(config.validation_list, published.validation if published else None)
     test = read(config.test_list, published.test if published else None)
     return train, validation, test
+
+
+def _read_csv(config: DataConfig, root: Path) -> Read:
+    """The files named, or train.csv, validation.csv and test.csv below the root."""
+
+    def read(split: str, class_names: tuple[str, ...] | None = None) -> FileImages | None:
+        given: str | None = getattr(config, f"{split}_list")
+        path = Path(given).expanduser() if given else root / f"{split}.csv"
+        if split != "train" and not given and not path.is_file():
+            return None
+        return read_csv(path, root, class_names=class_names, skip_broken=config.skip_broken)
+
+    train = read("train")
+    assert train is not None
+    return train, read("validation", train.class_names), read("test", train.class_names)
+
+
+def _read_parquet(config: DataConfig, root: Path) -> Read:
+    """The files named, or train-*.parquet, validation-*.parquet and test-*.parquet below the root."""
+
+    def read(split: str, class_names: tuple[str, ...] | None = None) -> ParquetImages | None:
+        given: str | None = getattr(config, f"{split}_list")
+        name = "val" if split == "validation" else split
+        files = (Path(given).expanduser(),) if given else parquet_files(root, name)
+        return read_parquet(files, class_names=class_names, skip_broken=config.skip_broken) if files else None
+
+    train = read("train")
+    if train is None:
+        raise UserError(f"no training images in {root}; expected {root}/train-*.parquet, or give --train-list FILE")
+    return train, read("validation", train.class_names), read("test", train.class_names)
 
 
 def _read_folders(config: DataConfig, root: Path) -> Read:

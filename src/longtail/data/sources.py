@@ -1,4 +1,4 @@
-"""Which data set a word on the command line names: a recipe, an image folder, a list of images."""
+"""Which data set a word on the command line names: a recipe, a folder, or a file that lists or holds images."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ def find_data(name: str, root: str | None = None) -> DataConfig:
         return replace(RECIPES[name], root=root)
     path = Path(name).expanduser()
     if path.is_dir():
-        return DataConfig(data="folder", root=str(path), validation=0)
+        return DataConfig(data=_kind_of_folder(path), root=str(path), validation=0)
     if path.is_file():
-        return DataConfig(data="lists", root=root or str(path.parent), train_list=str(path), validation=0)
+        kind = "parquet" if path.suffix == ".parquet" else "lists"
+        return DataConfig(data=kind, root=root or str(path.parent), train_list=str(path), validation=0)
     close = get_close_matches(name, RECIPES, n=1, cutoff=0.7)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise UserError(f"{name!r} is no file, no folder and no recipe{hint}; recipes: {', '.join(RECIPES)}")
+
+
+def _kind_of_folder(folder: Path) -> str:
+    if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
+        return "parquet"
+    return "csv" if (folder / "train.csv").is_file() else "folder"
