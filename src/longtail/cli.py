@@ -18,12 +18,14 @@ from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, choose
 
 # Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
+    "profile": "show the class distribution of a data set before any training",
     "train": "train a classifier on long-tailed images (stage one)",
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",
     "compare": "compare methods over seeds: tables with intervals",
     "diagnose": "is this model long-tail biased? would calibration help?",
     "report": "an HTML page and figures: margins, accuracy, operating points, before and after",
+    "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
     "methods": "list every method: family, paper, what it trains and what it needs",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
 }
