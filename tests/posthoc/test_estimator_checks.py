@@ -18,7 +18,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import check_estimator
 
 import longtail
 from longtail import Outputs
@@ -85,9 +85,14 @@ def declared(method):
     return {**DECLARED, **(DECLARED_WITH_STEPS if hasattr(method, "max_iter") else {})}
 
 
-@parametrize_with_checks(METHODS, expected_failed_checks=declared)
-def test_checks_of_scikit_learn(estimator, check):
-    check(estimator)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_checks_of_scikit_learn(method):
+    expected = declared(method)
+    results = check_estimator(method, expected_failed_checks=expected, on_skip=None)  # raises for what is not declared
+    as_declared = {result["check_name"] for result in results if result["status"] == "xfail"}
+    assert as_declared == set(expected)  # an exception that is no longer needed is taken out
+    passed = [result for result in results if result["status"] == "passed"]
+    assert len(passed) > 1.5 * len(expected)
 
 
 @pytest.fixture(scope="module")
