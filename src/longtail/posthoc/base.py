@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted
+from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longtail.errors import UserError
@@ -42,10 +43,11 @@ class FitResult:
         return cls(converged=True, iterations=0, gradient=None, seconds=0.0)
 
 
-class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
+class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """A repair of a trained classifier's logits.
 
-    Fitted attributes: `classes_`, `n_features_in_` (the number of classes), `result_`.
+    Fitted attributes: `classes_`, `n_features_in_` (the number of classes), `feature_names_in_` (of a
+    table whose columns have names), `result_`.
     """
 
     result_: FitResult
@@ -81,7 +83,8 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
             if held_out.num_classes != data.num_classes:
                 raise UserError(f"{data.num_classes} classes to fit on, {held_out.num_classes} in validation")
         self.classes_ = data.classes
-        self.n_features_in_ = data.num_classes
+        named = np.empty((0, data.num_classes)) if isinstance(logits, Outputs) else logits
+        validate_data(self, named, skip_check_array=True)  # number and names of the columns
         self._fit(data, held_out)
         return self
 
@@ -99,12 +102,21 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
         """Repair logits (N, K) of a floating type."""
 
     @property
+    def n_iter_(self) -> int:
+        """Passes over the data, or steps, that the fit took."""
+        return self.result_.iterations
+
+    @property
     def n_parameters_(self) -> int:
         """How many numbers the method trained."""
         raise AttributeError(f"{type(self).__name__} does not say how many numbers it trains")
 
     def transform(self, logits: Any, features: Any = None) -> Array:
         """Repaired logits (N, K), of the same kind as the input; some methods need the features too."""
+        return self._repair(logits, features)
+
+    def _repair(self, logits: Any, features: Any) -> Array:
+        """What `transform` gives, whatever container `set_output` asks of that."""
         check_is_fitted(self)
         if isinstance(logits, Outputs):
             inputs = None if logits.features is None else torch.from_numpy(np.array(logits.features)).float()
@@ -115,6 +127,7 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
                 f"X has {array.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
                 "features as input: one logit per class it was fitted on"
             )
+        validate_data(self, logits, reset=False, skip_check_array=True)  # columns of the same names
         given_tensor = isinstance(logits, Tensor)
         tensor = (logits if given_tensor else torch.as_tensor(np.ascontiguousarray(array))).detach()
         if not tensor.is_floating_point() or tensor.dtype == torch.float16:
@@ -125,7 +138,7 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
 
     def predict_proba(self, logits: Any, features: Any = None) -> Array:
         """Probabilities (N, K) after repair."""
-        repaired = self.transform(logits, features)
+        repaired = self._repair(logits, features)
         if isinstance(repaired, Tensor):
             return self._probabilities(repaired)
         return self._probabilities(torch.from_numpy(repaired)).numpy()
@@ -135,10 +148,15 @@ class PostHoc(ClassifierMixin, TransformerMixin, BaseEstimator):
 
     def predict(self, logits: Any, features: Any = None) -> Array:
         """The most probable class of each sample, by the name given in `fit`."""
-        best = self.transform(logits, features).argmax(1)
+        best = self._repair(logits, features).argmax(1)
         if isinstance(best, Tensor):
             return torch.as_tensor(self.classes_, device=best.device)[best]
         return self.classes_[best]
+
+    def score(self, logits: Any, y: Any = None, sample_weight: Any = None, features: Any = None) -> float:
+        """Accuracy on logits (N, K) with labels (N,), or on `Outputs`."""
+        truth = logits.labels if y is None and isinstance(logits, Outputs) else y
+        return float(accuracy_score(truth, np.asarray(self.predict(logits, features)), sample_weight=sample_weight))
 
     def head(self, linear: nn.Linear) -> nn.Module:
         """A layer that takes the place of the classifier's last one and gives the repaired logits."""

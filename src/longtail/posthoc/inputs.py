@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
 from longtail.errors import UserError
@@ -107,7 +108,7 @@ def as_logits(logits: Any) -> Array:
         array = np.asarray(logits)
         kind = array.dtype.kind
         if kind == "O":
-            array, kind = _from_objects(array), "f"
+            array, kind = _from_objects(array, "logits"), "f"
     if kind == "c":
         raise UserError("Complex data not supported: logits must be real numbers")
     if kind not in "fiub":
@@ -126,6 +127,8 @@ def as_logits(logits: Any) -> Array:
 def as_features(features: Any, size: int) -> Array:
     """Features (N, D), finite, one row per sample."""
     array: Array = features.detach().cpu() if isinstance(features, Tensor) else np.asarray(features)
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
+        array = _from_objects(array, "features")
     if array.ndim != 2 or len(array) != size:
         raise UserError(f"features must have shape ({size}, D), not {tuple(array.shape)}")
     for where, chunk in LogitRows(array).chunks():
@@ -135,11 +138,11 @@ def as_features(features: Any, size: int) -> Array:
     return array
 
 
-def _from_objects(array: np.ndarray) -> np.ndarray:
+def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
     try:
         return array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise UserError(f"logits must be numbers: {error} (argument must be a string or a number)") from error
+        raise UserError(f"{name} must be numbers: {error} (argument must be a string or a number)") from error
 
 
 def check_rows(rows: LogitRows) -> None:
@@ -171,6 +174,8 @@ def as_labels(y: Any, shape: tuple[int, ...]) -> tuple[Tensor, np.ndarray]:
     if y is None:
         raise UserError("requires y to be passed, but the target y is None")
     values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if values.shape == (size, 1):
+        values = column_or_1d(values, warn=True)
     if values.ndim != 1:
         raise UserError(f"labels must have shape ({size},), not {values.shape}")
     if len(values) != size:
@@ -233,7 +238,8 @@ def require_every_class(seen: np.ndarray, counts: np.ndarray) -> None:
         empty = np.flatnonzero(values == 0)
         if len(empty):
             more = f" (and {len(empty) - 1} more classes)" if len(empty) > 1 else ""
+            few = f" of {seen.sum()} sample(s)" if seen.sum() < len(seen) else ""
             raise UserError(
-                f"class {empty[0]} has no sample in {where}{more}; "
+                f"class {empty[0]} has no sample in {where}{few}{more}; "
                 "calibration needs at least one per class: leave the class out or find samples of it"
             )
