@@ -59,7 +59,7 @@ class Meeting:
         given = [json.loads(self.store.get(f"process{rank}")) for rank in range(self.size)]
         for rank, values in enumerate(given):
             if "error" in values:
-                return f"process {rank}: {values['error']}"
+                return f"{values['error']} (process {rank})"
             changed = sorted(name for name in given[0] | values if given[0].get(name) != values.get(name))
             if changed:
                 more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -83,12 +83,15 @@ class Meeting:
         return ToldError(reason)
 
     def _tell(self, error: Exception) -> Exception:
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        if self.store.add("failures", 1) == 1:
-            self.store.set("reason", f"process {self.rank}: {text}")
+        if not isinstance(error, UserError):
+            if self.store.add("failures", 1) == 1:
+                self.store.set("reason", f"{type(error).__name__}: {error} (process {self.rank})")
             return error
-        # What goes wrong everywhere is said once.
-        return ToldError(text) if isinstance(error, UserError) else error
+        text = str(error) if str(error).startswith("process ") else f"{error} (process {self.rank})"
+        if self.store.add("failures", 1) > 1:
+            return ToldError(text)  # what goes wrong everywhere is said once
+        self.store.set("reason", text)
+        return UserError(text)
 
     def leave(self, error: Exception | None) -> None:
         """Wait, where others need this process a little longer."""
