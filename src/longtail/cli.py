@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import longtail
-from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, choose
+from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, ToldError, UserError, choose
 
 # Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
@@ -30,6 +30,9 @@ COMMANDS = {
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
 }
 
+# Commands whose work several processes share.
+TOGETHER = ("train", "extract", "calibrate", "evaluate")
+
 EXAMPLE = "longtail train digits-lt --out runs/digits"
 
 
@@ -38,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(words)
+    except ToldError:
+        return EXIT_USER_ERROR
     except UserError as error:
         # One line even where a message from a library was quoted.
         _complain(" ".join(str(error).split()))
@@ -59,6 +64,8 @@ def _dispatch(words: list[str]) -> int:
         print(f"longtail {longtail.__version__}")
         return 0
     name = choose("command", words[0], COMMANDS)
+    if name not in TOGETHER and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"longtail {name} is one process; under torchrun run one of: {', '.join(TOGETHER)}")
     module = importlib.import_module(f"longtail.commands.{name}")
     return int(module.main(words[1:]) or 0)
 

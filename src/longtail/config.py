@@ -136,11 +136,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
+def comparable(config: TrainConfig) -> dict[str, Any]:
+    """The settings that decide what is computed."""
+    return {name: value for name, value in to_dict(config).items() if name not in PLACES}
+
+
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """Settings that change the result and differ: 'lr: 0.1 → 0.2'."""
-    before, after = to_dict(old), to_dict(new)
-    return [
-        f"{name}: {before[name]} → {after[name]}"
-        for name in before
-        if name not in PLACES and before[name] != after[name]
-    ]
+    before, after = comparable(old), comparable(new)
+    return [f"{name}: {before[name]} → {after[name]}" for name in before if before[name] != after[name]]

@@ -64,7 +64,7 @@ class Run:
         return cls(folder, details)
 
     @classmethod
-    def create(cls, folder: Path, config: TrainConfig, splits: Splits) -> Run:
+    def create(cls, folder: Path, config: TrainConfig, splits: Splits, *, started_by: str | None = None) -> Run:
         """Describe a new run and write its `run.json`."""
         sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
         details = {
@@ -78,6 +78,7 @@ class Run:
             },
             "versions": versions(),
             "command": sys.argv[1:],
+            "started_by": started_by,
         }
         write_json(folder / RUN_FILE, details)
         return cls(folder, details)

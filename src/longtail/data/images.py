@@ -6,6 +6,7 @@ a batch of indices as one uint8 tensor (B, C, H, W).
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,11 @@ class Images(ABC):
     def class_counts(self) -> Tensor:
         """Images per class, (K,) int64."""
         return torch.bincount(self.labels, minlength=self.num_classes)
+
+    @cached_property
+    def labels_hash(self) -> str:
+        """Equal for equal labels in the same order."""
+        return hashlib.sha256(self.labels.cpu().numpy().tobytes()).hexdigest()[:12]
 
     def subset(self, indices: np.ndarray) -> Self:
         """The images at `indices`, in that order."""
