@@ -62,11 +62,16 @@ def parse(kind: type[T], words: Sequence[str], command: str, text: str, default:
 
 
 def _first_sentence(box: str) -> str:
-    """What a box of tyro says before its first rule, without frame and help texts."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in box.splitlines()]
-    inside = [line.strip("│").removeprefix(" ").rstrip() for line in lines if line.startswith("│")]
-    said = list(itertools.takewhile(lambda line: not line.startswith("──"), inside)) or lines
+    """What a box of tyro, drawn with lines or plain dashes, says before its first rule; help texts are left out."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box).replace("│", " ").splitlines()
+    lines = [line.removeprefix("  ").rstrip() for line in plain[1:]]  # the first is a title
+    parts = [list(part) for rule, part in itertools.groupby(lines, _is_rule) if not rule]
+    said = parts[0] if parts else ["the options cannot be read"]
     if not said[0].endswith(":"):
         return " ".join(" ".join(said).split()).rstrip(".")
     names = [line.strip() for line in said[1:] if not line.startswith(" " * 8)]
     return f"{said[0][0].lower()}{said[0][1:]} {', '.join(names)}"
+
+
+def _is_rule(line: str) -> bool:
+    return set(line.strip()) <= set("─-╰╯")
