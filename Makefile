@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test lint docs clean
 
 help:
-	@echo "make demo     install, train on long-tailed digits, show the result"
+	@echo "make demo     install, train on long-tailed digits, calibrate, draw a report"
 	@echo "make test     install, lint, check types, run the tests"
 	@echo "make install  create $(VENV) with the development extras"
+	@echo "make docs     build the documentation site in site/"
 	@echo "make clean    remove $(VENV), caches and the demo's files"
 
 install: $(READY)
@@ -23,15 +24,22 @@ $(READY): pyproject.toml constraints.txt
 demo: install
 	@rm -rf demo
 	$(BIN)/longtail train digits-lt --out demo/digits
-	$(BIN)/longtail evaluate demo/digits
+	$(BIN)/longtail calibrate demo/digits
+	$(BIN)/longtail report demo/digits
+	@echo
+	@echo "calibrated model: demo/digits/marc     look at: demo/digits/report/index.html     figures: demo/digits/report/figures"
 
 test: install lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "look at: site/index.html"
+
 clean:
-	rm -rf $(VENV) demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

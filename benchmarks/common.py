@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from longtail.provenance import provenance
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "docs" / "results"
@@ -52,34 +52,10 @@ def peak_memory_mb() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def provenance() -> dict[str, Any]:
-    """Command, commit, time, machine and versions: what a figure needs beside it."""
-    import torch
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
-
-    changed = " with changes" if git("status", "--porcelain", "--", "../src") else ""
-    return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "commit": git("rev-parse", "--short", "HEAD") + changed,
-        "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
-    }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def write_results(name: str, title: str, rows: list[dict[str, Any]], notes: str, **extra: Any) -> None:
     """Leave `docs/results/<name>.json` and a Markdown table of the same beside it."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    origin = provenance()
+    origin = {**provenance(), "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])}
     (RESULTS / f"{name}.json").write_text(json.dumps({**origin, **extra, "rows": rows}, indent=2) + "\n")
     columns = list(rows[0])
     lines = [f"# {title}", "", notes, "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

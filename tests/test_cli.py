@@ -1,7 +1,7 @@
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -26,13 +26,12 @@ def test_help_of_every_command_teaches_with_an_example(capsys, name):
 
 
 def test_top_level_help_lists_every_command_quickly():
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "longtail", "--help"], capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "longtail", "--help"], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert all(name in done.stdout for name in COMMANDS)
-    assert min(seconds) < 1.0
+    # Processor time, so that other tests running at the same time do not count.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
 
 
 def test_help_imports_nothing_heavy():

@@ -116,8 +116,8 @@ def run_outputs(run: Run, split: str, world: World, *, views: int = 0, **options
     path = outputs_path(run, split, views)
     # Cells of a comparison share a run: one computes its outputs, the others wait for them.
     with nullcontext() if path.is_file() or not world.is_main else locked(path):
-        world.barrier()
-        if not path.is_file():
+        exists = world.gather(path.is_file())[0]  # what rank 0 finds holds for all
+        if not exists:
             extract_run(run, split, world, views=views, **options)
     return Outputs.open(path, model=fingerprint(run.load_model()), world=world)
 
@@ -176,6 +176,8 @@ def calibrate_files(
     validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
     method.fit(train, validation=validation)
     scores = [compare_outputs(method, outputs) for outputs in held_out]
+    if not train.world.is_main:
+        return scores
     out.mkdir(parents=True, exist_ok=True)
     for outputs in held_out:
         repaired = np.asarray(method.transform(outputs))

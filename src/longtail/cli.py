@@ -14,19 +14,24 @@ from rich.console import Console
 from rich.table import Table
 
 import longtail
-from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, choose
+from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, ToldError, UserError, choose
 
 # Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
+    "profile": "show the class distribution of a data set before any training",
     "train": "train a classifier on long-tailed images (stage one)",
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",
     "compare": "compare methods over seeds: tables with intervals",
     "diagnose": "is this model long-tail biased? would calibration help?",
     "report": "an HTML page and figures: margins, accuracy, operating points, before and after",
+    "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
     "methods": "list every method: family, paper, what it trains and what it needs",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
 }
+
+# Commands whose work several processes share.
+TOGETHER = ("train", "extract", "calibrate", "evaluate")
 
 EXAMPLE = "longtail train digits-lt --out runs/digits"
 
@@ -36,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(words)
+    except ToldError:
+        return EXIT_USER_ERROR
     except UserError as error:
         # One line even where a message from a library was quoted.
         _complain(" ".join(str(error).split()))
@@ -57,6 +64,8 @@ def _dispatch(words: list[str]) -> int:
         print(f"longtail {longtail.__version__}")
         return 0
     name = choose("command", words[0], COMMANDS)
+    if name not in TOGETHER and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"longtail {name} is one process; under torchrun run one of: {', '.join(TOGETHER)}")
     module = importlib.import_module(f"longtail.commands.{name}")
     return int(module.main(words[1:]) or 0)
 

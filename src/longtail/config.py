@@ -18,15 +18,15 @@ class DataConfig:
     """Which images, and how their tail is cut."""
 
     data: str = "digits"
-    """Data set: digits, cifar10, cifar100, imagenet-lt, places-lt, inaturalist18, lists or folder."""
+    """Data set: digits, cifar10, cifar100, imagenet-lt, places-lt, inaturalist18, lists, csv, parquet or folder."""
     root: str | None = None
     """Folder of the data set (default: $LONGTAIL_CACHE or ~/.cache/longtail)."""
     train_list: str | None = None
-    """List file of the training images, 'path label' per line (data sets given by lists)."""
+    """File of the training images: a list with 'path label' per line, a .csv, or a .parquet file."""
     validation_list: str | None = None
-    """List file of the validation images; without one a part of the training images is held out."""
+    """The same of the validation images; without one a part of the training images is held out."""
     test_list: str | None = None
-    """List file of the test images."""
+    """The same of the test images."""
     profile: Literal["none", "exp", "step"] = "none"
     """How class sizes are made to fall from head to tail; 'none' leaves the data set as it is."""
     imbalance: float = 100.0
@@ -136,11 +136,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
+def comparable(config: TrainConfig) -> dict[str, Any]:
+    """The settings that decide what is computed."""
+    return {name: value for name, value in to_dict(config).items() if name not in PLACES}
+
+
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """Settings that change the result and differ: 'lr: 0.1 → 0.2'."""
-    before, after = to_dict(old), to_dict(new)
-    return [
-        f"{name}: {before[name]} → {after[name]}"
-        for name in before
-        if name not in PLACES and before[name] != after[name]
-    ]
+    before, after = comparable(old), comparable(new)
+    return [f"{name}: {before[name]} → {after[name]}" for name in before if before[name] != after[name]]

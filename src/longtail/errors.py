@@ -22,6 +22,10 @@ class UserError(ValueError):
     """
 
 
+class ToldError(UserError):
+    """A mistake that another of the processes that work together says: this one only stops."""
+
+
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return `name` if it is valid, else raise an error that lists what is.
 

@@ -29,10 +29,11 @@ def evaluate_run(
     display: Display | None = None,
 ) -> tuple[Metrics, Run, Path]:
     """Metrics of a finished run on a split, the run, and the JSON file they were written to."""
-    run = Run.open(Path(folder))
-    model = run.load_model()
-    splits = run.splits(root)
     with join(device) as world:
+        run = Run.open(Path(folder))
+        model = run.load_model()
+        splits = run.splits(root)
+        world.require_alike(model=run.model_hash(), split=split)
         images = resident(splits.split(split), world.device)
         _, clean = run.transforms(splits)
         logits, labels = predict(model.to(world.device), images, clean, world, workers=workers, display=display)

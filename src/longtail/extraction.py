@@ -22,7 +22,7 @@ from longtail.errors import UserError
 from longtail.head import fingerprint, head_of, unwrap
 from longtail.outputs import Outputs, header
 from longtail.predict import BATCH, evaluating
-from longtail.row_files import RowWriter, join_parts
+from longtail.row_files import RowWriter, join_parts, remove_parts
 from longtail.runs import Run
 from longtail.world import World, find_device
 
@@ -188,6 +188,10 @@ def extract_run(
     display = display if display and world.is_main else Display(quiet=True)
     head = head_of(model)
     constant = {"class_counts": shown.class_counts, **head_arrays(head)}
+    remove_parts(path, world)
+    world.require_alike(
+        model=fingerprint(model), split=split, views=views, dtype=dtype, logits=keep_logits, labels=images.labels_hash
+    )
     details = header(split, views, fingerprint(model), tuple(shown.class_names))
     size, passes = len(images), max(views, 1)
     plan = [

@@ -120,13 +120,13 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
     "softmax": TrainMethod(
         "Softmax",
         "standard",
-        "cross-entropy, every image once an epoch",
+        "cross-entropy",
         cross_entropy,
     ),
     "cbs": TrainMethod(
         "Class-balanced sampling",
         "re-sampling",
-        "a class at random, then an image of it; Kang et al., Decoupling Representation and Classifier, ICLR 2020",
+        "Kang et al., Decoupling Representation and Classifier, ICLR 2020",
         cross_entropy,
         samplers=("class-balanced",),
     ),

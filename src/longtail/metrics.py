@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from longtail.errors import UserError
 
@@ -94,13 +95,14 @@ def reliability(
     return sizes / len(labels), mean_confidence, accuracy
 
 
-def evaluate_predictions(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
-    """Every score that needs predicted classes only."""
-    return _evaluate(predictions, labels, class_counts, None)
+def evaluate_predictions(predictions: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
+    """Every score that needs predicted classes only; arrays, tensors or lists."""
+    return _evaluate(np.asarray(predictions), np.asarray(labels), np.asarray(class_counts), None)
 
 
-def evaluate_logits(logits: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
+def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
     """Every score of logits (N, K) against labels (N,), classes grouped by `class_counts` (K,)."""
+    logits, labels, class_counts = np.asarray(logits), np.asarray(labels), np.asarray(class_counts)
     if logits.ndim != 2 or logits.shape != (len(labels), len(class_counts)):
         raise UserError(
             f"logits {logits.shape}, labels {labels.shape} and class counts {class_counts.shape} do not fit together"

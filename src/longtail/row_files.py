@@ -23,6 +23,12 @@ def part_path(path: Path, rank: int) -> Path:
     return path.with_name(f".{path.stem}.part{rank}.safetensors")
 
 
+def remove_parts(path: Path, world: World) -> None:
+    """Drop what an earlier extraction that failed may have left."""
+    for rank in range(world.size if world.is_main else 0):
+        part_path(path, rank).unlink(missing_ok=True)
+
+
 class RowWriter:
     """The rows of one process, written to disk as they come.
 
@@ -90,7 +96,9 @@ def join_parts(path: Path, world: World, expected: int, period: int) -> int:
         parts = [part_path(path, rank) for rank in range(world.size)]
         absent = [part.name for part in parts if not part.is_file()]
         if absent:
-            raise UserError(f"the rows of a process are missing: {path.parent / absent[0]}")
+            raise UserError(
+                f"the rows of a process are missing: {path.parent / absent[0]}; all processes must write to this folder"
+            )
         opened = [read(part) for part in parts]
         numbers = np.concatenate([arrays["indices"] for arrays, _ in opened])
         written = np.sort(numbers[numbers >= 0])

@@ -11,11 +11,9 @@ A calibrated model is a run folder too, so every command takes either.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from longtail.files import sha256, write_json
 from longtail.head import head_of, with_head
 from longtail.methods import TRAIN_METHODS
 from longtail.posthoc.disalign import DisAlignHead
+from longtail.provenance import versions
 from longtail.tensors import read_tensors
 
 RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
@@ -65,7 +64,7 @@ class Run:
         return cls(folder, details)
 
     @classmethod
-    def create(cls, folder: Path, config: TrainConfig, splits: Splits) -> Run:
+    def create(cls, folder: Path, config: TrainConfig, splits: Splits, *, started_by: str | None = None) -> Run:
         """Describe a new run and write its `run.json`."""
         sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
         details = {
@@ -79,6 +78,7 @@ class Run:
             },
             "versions": versions(),
             "command": sys.argv[1:],
+            "started_by": started_by,
         }
         write_json(folder / RUN_FILE, details)
         return cls(folder, details)
@@ -151,8 +151,3 @@ def _head_shape(model: nn.Module) -> tuple[int, int]:
 
 def image_channels(splits: Splits) -> int:
     return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3
-
-
-def versions() -> dict[str, str]:
-    packages = ("longtail", "torch", "numpy", "scipy", "scikit-learn", "pillow")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

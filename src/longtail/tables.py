@@ -17,6 +17,7 @@ from longtail.errors import UserError
 from longtail.files import write_json, write_text
 from longtail.intervals import Interval, over_seeds, paired_difference
 from longtail.metrics import SHOTS
+from longtail.provenance import provenance
 
 SCORES = (*SHOTS, "balanced", "macro_f1", "ece")
 HEADINGS = dict(zip(SCORES, ("Many", "Medium", "Few", "Overall", "Macro F1", "ECE"), strict=True))
@@ -99,12 +100,14 @@ def _labels(results: Sequence[dict[str, Any]], cells: Path) -> np.ndarray:
 
 
 def write_tables(rows: list[Row], results: Sequence[dict[str, Any]], folder: Path, caption: str) -> list[Path]:
-    """results.csv (tidy), results.json, table.md and table.tex."""
+    """results.csv (tidy), results.json, table.md and table.tex; with where they come from."""
     summary = [asdict(row) for row in rows]
+    origin = {**provenance(), "seeds": ", ".join(str(seed) for seed in sorted({row["seed"] for row in results}))}
+    beside = "\n" + "".join(f"- {name}: {value}\n" for name, value in origin.items())
     return [
         write_text(folder / "results.csv", tidy_csv(results)),
-        write_json(folder / "results.json", {"caption": caption, "rows": summary}),
-        write_text(folder / "table.md", markdown(rows, caption)),
+        write_json(folder / "results.json", {"caption": caption, **origin, "rows": summary}),
+        write_text(folder / "table.md", markdown(rows, caption) + beside),
         write_text(folder / "table.tex", latex(rows, caption)),
     ]
 
@@ -147,7 +150,7 @@ def _range(interval: Interval | None) -> str:
 def terminal_table(rows: list[Row], caption: str) -> Table:
     """What fits on a terminal: shots, overall and the difference from Softmax."""
     table = Table(title=caption)
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold")
     shown = (*SHOTS, "balanced")
     for name in (*(HEADINGS[score].lower() for score in shown), "vs Softmax"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -7,7 +7,7 @@ through `torch.distributed` (nccl on GPUs, gloo elsewhere).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longtail.errors import UserError
+from longtail.meeting import Meeting, code_fingerprint, differing
 
 TIMEOUT = timedelta(seconds=int(os.environ.get("LONGTAIL_TIMEOUT", "1800")))
 
@@ -49,6 +50,17 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
+    def spread(self, tensors: Iterable[Tensor]) -> None:
+        """Give the tensors of rank 0 to every process, in place."""
+        for tensor in tensors if self.size > 1 else ():
+            dist.broadcast(tensor, 0)
+
+    def require_alike(self, **settings: Any) -> None:
+        """An error on all processes unless they were started with the same settings."""
+        difference = differing(self.gather(settings))
+        if difference:
+            raise UserError(difference)
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -66,19 +78,55 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 @contextmanager
 def join(device: str = "auto") -> Iterator[World]:
-    """Join the processes `torchrun` started, if it did, and leave them at the end."""
+    """Join the processes `torchrun` started, if it did, and leave them at the end.
+
+    Where one of them fails, all stop: the error is its reason. A group that the caller has made with
+    `torch.distributed` is used as it is.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = find_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    if size == 1:
-        yield World(0, 1, chosen)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if dist.is_available() and dist.is_initialized():
+        yield World(dist.get_rank(), dist.get_world_size(), find_device(device, local_rank))
         return
+    if size == 1:
+        yield World(0, 1, find_device(device, local_rank))
+        return
+    rank = _own_rank(size)
+    meeting = Meeting(rank, size)
+    failure: Exception | None = None
+    try:
+        chosen = _meet(meeting, device, local_rank)
+        yield World(rank, size, chosen)
+    except Exception as error:
+        failure = meeting.explain(error)
+        if failure is error:
+            raise
+        raise failure from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        meeting.leave(failure)
+
+
+def _own_rank(size: int) -> int:
+    text = os.environ.get("RANK", "")
+    if not text.isdecimal() or int(text) >= size:
+        raise UserError(f"WORLD_SIZE says {size} processes, but RANK is {text!r}; start them with torchrun")
+    return int(text)
+
+
+def _meet(meeting: Meeting, device: str, local_rank: int) -> torch.device:
+    """Compare notes, then open the group; returns the device of this process."""
+    try:
+        chosen, own = find_device(device, local_rank), code_fingerprint()
+    except UserError as error:
+        chosen, own = torch.device("cpu"), {"error": str(error)}
+    meeting.require_alike(own)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
-    try:
-        yield World(dist.get_rank(), size, chosen)
-    finally:
-        dist.destroy_process_group()
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=meeting.store, rank=meeting.rank, world_size=meeting.size, timeout=TIMEOUT)
+    return chosen
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,8 +77,9 @@ def _calibrate_run(options: Calibrate) -> int:
     from longtail.world import join
 
     method = build_posthoc(options.method, options.options)
-    run = Run.open(options.source)
     with join(options.device) as world:
+        run = Run.open(options.source)
+        world.require_alike(model=run.model_hash(), method=options.method, options=options.options, views=options.views)
         folder, scores = calibrate_run(
             run,
             method,
@@ -91,9 +92,8 @@ def _calibrate_run(options: Calibrate) -> int:
             overwrite=options.overwrite,
             display=options.display(),
         )
-        if world.is_main:
-            _show(options, method, scores, folder)
-            options.display().line(f"score it with: longtail evaluate {shlex.quote(str(folder))}")
+    _show(options, method, scores, folder)
+    options.display().line(f"score it with: longtail evaluate {shlex.quote(str(folder))}")
     return 0
 
 
@@ -101,17 +101,20 @@ def _calibrate_file(options: Calibrate) -> int:
     from longtail.calibration import calibrate_files
     from longtail.logit_files import read_outputs
     from longtail.methods import build_posthoc
+    from longtail.world import join
 
     if options.out is None:
         raise UserError("say where the result goes: --out FOLDER")
     method = build_posthoc(options.method, options.options)
-    train = read_outputs(options.source, options.labels)
-    held_out = [
-        read_outputs(path, split=split)
-        for split, path in (("validation", options.validation), ("test", options.test))
-        if path is not None
-    ]
-    scores = calibrate_files(train, method, options.method, options.out, held_out, overwrite=options.overwrite)
+    with join("cpu") as world:
+        train = replace(read_outputs(options.source, options.labels), world=world)
+        world.require_alike(method=options.method, options=options.options, samples=len(train))
+        held_out = [
+            read_outputs(path, split=split)
+            for split, path in (("validation", options.validation), ("test", options.test))
+            if path is not None
+        ]
+        scores = calibrate_files(train, method, options.method, options.out, held_out, overwrite=options.overwrite)
     _show(options, method, scores, options.out)
     if not held_out:
         options.display().line("no held-out logits were given (--test FILE), so nothing is scored")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +13,11 @@ import tyro
 from longtail.display import Display
 
 T = TypeVar("T")
+
+
+def is_main_process() -> bool:
+    """Whether this process prints: of those that torchrun starts only the first."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +30,11 @@ class Output:
     """Print the result as JSON on standard output, and nothing else."""
 
     def display(self) -> Display:
-        return Display(quiet=self.quiet or self.json)
+        return Display(quiet=self.quiet or self.json or not is_main_process())
 
     def print_json(self, value: Any) -> None:
         """Print a result for programs, if asked."""
-        if self.json:
+        if self.json and is_main_process():
             print(json.dumps(value, allow_nan=False))
 
 

@@ -56,12 +56,12 @@ def main(arguments: list[str]) -> int:
     from longtail.runs import Run
     from longtail.world import join
 
-    run = Run.open(options.run)
-    path = options.out or outputs_path(run, options.split, options.views)
-    if path.exists() and not options.overwrite:
-        raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
     display = options.display()
     with join(options.device) as world:
+        run = Run.open(options.run)
+        path = options.out or outputs_path(run, options.split, options.views)
+        if path.exists() and not options.overwrite:
+            raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
         extract_run(
             run,
             options.split,
@@ -74,7 +74,6 @@ def main(arguments: list[str]) -> int:
             workers=options.workers,
             display=display,
         )
-        if world.is_main:
-            display.line(f"written: {path}")
-            options.print_json({"outputs": str(path)})
+    display.line(f"written: {path}")
+    options.print_json({"outputs": str(path)})
     return 0

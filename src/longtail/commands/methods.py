@@ -24,6 +24,7 @@ class Methods(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Methods, arguments, "methods", HELP)
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
@@ -35,12 +36,24 @@ def main(arguments: list[str]) -> int:
         {"name": name, "stage": 2, "trains": method.trains, **_common(method)}
         for name, method in POSTHOC_METHODS.items()
     ]
-    table = Table("name", "stage", "family", "trains", "needs", "method and paper")
+    table = Table("name", "stage", "family", "trains", "needs", "from", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
     for row in rows:
-        table.add_row(*(str(row[column]) for column in ("name", "stage", "family", "trains", "needs", "paper")))
+        cells = (str(row[column]) for column in ("name", "stage", "family", "trains", "needs"))
+        table.add_row(*cells, _short(str(row["paper"])))
     options.display().table(table)
     options.print_json(rows)
     return 0
+
+
+def _short(paper: str) -> str:
+    """Authors and venue; `--json` has the title.
+
+    >>> _short("Kang et al., Decoupling Representation and Classifier, ICLR 2020")
+    'Kang et al., ICLR 2020'
+    """
+    parts = paper.split(", ")
+    return f"{parts[0]}, {parts[-1]}" if len(parts) > 2 else paper
 
 
 def _common(method: object) -> dict[str, str]:

@@ -23,10 +23,18 @@ Recipes: {", ".join(RECIPES)}.
 A recipe fills in every setting below; options replace them one by one, and so does a TOML file
 given with --config FILE. Without a recipe the defaults shown are the start.
 
+Images of your own, below --root:
+  folder   train/CLASS/IMAGE, and val/, test/ if there are; or CLASS/IMAGE
+  csv      train.csv with a path and a label per row, and validation.csv, test.csv if there are
+  parquet  train-*.parquet with columns image and label, and validation-*.parquet, test-*.parquet
+  lists    list files named with --train-list, --validation-list, --test-list
+
 Examples:
   longtail train digits-lt --out runs/digits
   longtail train cifar10-lt-100 --root data --download --out runs/c10 --epochs 60 --batch-size 128
   longtail train --data folder --root photos --backbone resnet50 --image-size 224 --epochs 90 --out runs/photos
+  longtail train --data csv --root photos --backbone resnet50 --image-size 224 --epochs 90 --out runs/photos
+  longtail train --data parquet --root birds --backbone resnet50 --image-size 224 --epochs 90 --out runs/birds
   longtail train --out runs/c10 --resume
 """
 

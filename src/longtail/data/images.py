@@ -6,19 +6,23 @@ a batch of indices as one uint8 tensor (B, C, H, W).
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from longtail.errors import UserError
+
+SKIP = "(leave it out with --skip-broken)"
 
 
 class Decode(Protocol):
@@ -58,6 +62,11 @@ class Images(ABC):
         """Images per class, (K,) int64."""
         return torch.bincount(self.labels, minlength=self.num_classes)
 
+    @cached_property
+    def labels_hash(self) -> str:
+        """Equal for equal labels in the same order."""
+        return hashlib.sha256(self.labels.cpu().numpy().tobytes()).hexdigest()[:12]
+
     def subset(self, indices: np.ndarray) -> Self:
         """The images at `indices`, in that order."""
         return replace(self, labels=self.labels[torch.from_numpy(indices)])
@@ -86,21 +95,22 @@ class MemoryImages(Images):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileImages(Images):
-    """Images decoded from files when they are needed.
+class DecodedImages(Images):
+    """Images decoded from their compressed form when they are needed.
 
     Args:
-        root: the folder the paths are relative to.
-        paths: one path per image.
         skip_broken: leave out an image that cannot be read instead of stopping.
     """
 
-    root: Path
-    paths: np.ndarray = field(repr=False)
     skip_broken: bool = False
 
-    def subset(self, indices: np.ndarray) -> FileImages:
-        return replace(self, labels=self.labels[torch.from_numpy(indices)], paths=self.paths[indices])
+    @abstractmethod
+    def source(self, index: int) -> Path | BytesIO:
+        """Where Pillow reads an image from."""
+
+    @abstractmethod
+    def path(self, index: int) -> Path:
+        """What errors call the image."""
 
     def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         if decode is None:
@@ -119,19 +129,39 @@ class FileImages(Images):
             )
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2), np.array(kept)
 
+    def open(self, index: int) -> Image.Image:
+        """Decode one image to RGB; an error names the file."""
+        try:
+            with Image.open(self.source(index)) as picture:
+                return picture.convert("RGB")
+        except FileNotFoundError as error:
+            raise UserError(f"image {self.path(index)} is missing {SKIP}") from error
+        except UnidentifiedImageError as error:
+            raise UserError(f"image {self.path(index)} cannot be read: it is no image {SKIP}") from error
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise UserError(f"image {self.path(index)} cannot be read: {error} {SKIP}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileImages(DecodedImages):
+    """Images in files of their own.
+
+    Args:
+        root: the folder the paths are relative to.
+        paths: one path per image.
+    """
+
+    root: Path
+    paths: np.ndarray = field(repr=False)
+
+    def subset(self, indices: np.ndarray) -> FileImages:
+        return replace(self, labels=self.labels[torch.from_numpy(indices)], paths=self.paths[indices])
+
     def path(self, index: int) -> Path:
         return self.root / str(self.paths[index])
 
-    def open(self, index: int) -> Image.Image:
-        """Decode one image to RGB; an error names the file."""
-        path = self.path(index)
-        try:
-            with Image.open(path) as picture:
-                return picture.convert("RGB")
-        except FileNotFoundError as error:
-            raise UserError(f"image {path} is missing (leave it out with --skip-broken)") from error
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise UserError(f"image {path} cannot be read: {error} (leave it out with --skip-broken)") from error
+    def source(self, index: int) -> Path:
+        return self.path(index)
 
 
 def _as_array(picture: Image.Image) -> np.ndarray:

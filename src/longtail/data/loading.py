@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from longtail.data.augment import Transform
-from longtail.data.images import FileImages, Images, MemoryImages
+from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.data.samplers import Draw
 
 
@@ -52,7 +52,7 @@ def load(
     device = device or torch.device("cpu")
     drawn = _DrawnBatches(images, transform)
     source: Iterable[tuple[Tensor, Tensor, Tensor]]
-    if isinstance(images, FileImages):
+    if isinstance(images, DecodedImages):
         source = DataLoader(drawn, batch_size=None, sampler=plan, num_workers=workers, pin_memory=device.type == "cuda")
     else:
         source = map(drawn.__getitem__, plan)

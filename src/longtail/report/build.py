@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from longtail.calibration import run_outputs
-from longtail.data.images import FileImages, Images, MemoryImages
+from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.display import Display
 from longtail.errors import UserError
 from longtail.extraction import extract_run
@@ -107,5 +107,5 @@ def picture(images: Images, index: int) -> Image.Image:
     if isinstance(images, MemoryImages):
         pixels = images.pixels[index].permute(1, 2, 0).numpy()
         return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
-    assert isinstance(images, FileImages)
+    assert isinstance(images, DecodedImages)
     return images.open(index)

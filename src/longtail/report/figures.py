@@ -37,9 +37,12 @@ def write_figures(summary: Summary, folder: Path) -> list[Path]:
         for name, draw in FIGURES.items():
             figure = draw(summary)
             FigureCanvasAgg(figure)
+            # Laid out once: anew for every format it would cost more than all the drawing.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
             for kind in UNDATED:
                 path = folder / f"{name}.{kind}"
-                figure.savefig(path, dpi=160, bbox_inches="tight", metadata=UNDATED[kind])
+                figure.savefig(path, dpi=160, metadata=UNDATED[kind])
                 files.append(path)
     return files
 
@@ -168,7 +171,7 @@ def accuracy_against_gamma(summary: Summary) -> Figure:
     axes.annotate("the paper's 1.2", (1.2, axes.get_ylim()[0]), fontsize=7, color=BEFORE, rotation=90, va="bottom")
     axes.set_xlabel("gamma: strength of the class weights")
     axes.set_ylabel(f"accuracy, {summary.split} images (%)")
-    axes.legend()
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, columnspacing=1.2)
     return figure
 
 

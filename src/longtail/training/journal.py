@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import signal
 import threading
 from pathlib import Path
@@ -45,17 +47,28 @@ class Journal:
 
     def begin(self, state: TrainState, *, resume: bool) -> None:
         """Open the folder: refuse to overwrite a run, or restore the state of the one there is."""
-        exists = (self.folder / RUN_FILE).is_file()
+        seen = self.world.gather((self.folder / RUN_FILE).is_file())
+        if len(set(seen)) > 1:
+            blind = seen.index(False)
+            raise UserError(f"process {blind} does not see {self.folder}; give all processes the same folder")
+        exists = seen[0]
+        resume = resume or (exists and self._restarted())
         if exists and not resume:
             raise UserError(f"{self.folder} holds a run already; go on with --resume or choose another --out")
         if not exists and resume:
             raise UserError(f"nothing to resume in {self.folder}: it holds no run")
         if exists:
             self._restore(state)
-        self.world.barrier()
         if self.world.is_main and not exists:
-            Run.create(self.folder, self.config, self.splits)
+            Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
+
+    def _restarted(self) -> bool:
+        """Whether torchrun starts the processes of this very run again, after it lost one."""
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+            return False
+        started_by = Run.open(self.folder).details.get("started_by")
+        return bool(self.world.gather(started_by == launch_id())[0])
 
     def _restore(self, state: TrainState) -> None:
         changed = differences(Run.open(self.folder).config, self.config)
@@ -107,7 +120,7 @@ class Journal:
             "lr": plan.learning_rate(state.step - 1),
             "images_per_s": round(speed, 1),
         }
-        text = f"epoch {entry['epoch']:.1f}/{plan.progress(0).epochs:.0f}  loss {loss:.4f}"
+        text = f"epoch {entry['epoch']:.0f}/{plan.progress(0).epochs:.0f}  loss {loss:.4f}"
         if metrics:
             scores = metrics.to_dict()
             entry["validation"] = {name: scores[name] for name in ("top1", "balanced", *SHOTS, "macro_f1")}
@@ -158,6 +171,12 @@ def _open_tensorboard(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
+def launch_id() -> str | None:
+    """What stays the same when torchrun starts its processes again; None without torchrun."""
+    given = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"{platform.node()}:{os.getppid()}" if given == "none" else given
+
+
 class StopRequest:
     """Turns Ctrl-C and the scheduler's SIGTERM into a wish to stop after the current step."""
 
@@ -182,4 +201,6 @@ class StopRequest:
 
     def requested(self, world: World) -> bool:
         """Whether any process was asked to stop."""
+        if world.size == 1:
+            return self._asked  # without waiting for the device
         return bool(world.sum(torch.tensor(float(self._asked), device=world.device)))

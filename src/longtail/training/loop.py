@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longtail.backbones.weights import load_backbone
-from longtail.config import TrainConfig
+from longtail.config import TrainConfig, comparable
 from longtail.data import open_splits
 from longtail.data.loading import Batch, load, resident
 from longtail.data.samplers import Draw, Sampler
@@ -83,6 +83,7 @@ class Trainer:
         self.display = display if world.is_main else Display(quiet=True)
         self.method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
         self.splits = open_splits(config)
+        world.require_alike(**comparable(config), resume=resume, labels=self.splits.train.labels_hash)
         self.samplers = self._samplers()
         self.plan = Plan.of(config, len(self.splits.train))
         # One augmenting transform per stream: streams of one sampler show the same images differently.
@@ -212,6 +213,8 @@ class Trainer:
             return None
         clean = transforms(self.config, self.splits)[1]
         model = self.state.model
+        # Batch-norm statistics are those of rank 0, which are saved, in all parts of the result.
+        self.world.spread(model.buffers())
         logits, labels = predict(model, images, clean, self.world, workers=self.config.workers)
         return evaluate_logits(logits, labels, self.splits.train.class_counts.numpy())
 

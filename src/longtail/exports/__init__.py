@@ -1,0 +1,58 @@
+"""A finished run as a file for another program: ONNX, torch.export, safetensors with a model card, a bare head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from longtail.errors import UserError, choose
+from longtail.exports.card import write_package
+from longtail.exports.head import write_json_head, write_npz_head
+from longtail.exports.onnx_file import write_onnx
+from longtail.exports.program import write_program
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: `largest_difference` is that of the logits from torch's, None if they were not compared."""
+
+    format: str
+    out: Path
+    largest_difference: float | None
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "out": str(self.out), "checked": self.largest_difference is not None}
+
+
+# Format → how a run folder is written to a path: (largest difference from torch's logits, what to say).
+FORMATS: dict[str, Callable[[Path, Path], tuple[float | None, str]]] = {
+    "onnx": write_onnx,
+    "torch-export": write_program,
+    "safetensors": write_package,
+    "npz": write_npz_head,
+    "json": write_json_head,
+}
+
+
+def export(run: Path | str, out: Path | str, format: str = "onnx", *, overwrite: bool = False) -> Exported:
+    """Write a finished run, plain or calibrated, for another program.
+
+    Args:
+        run: folder of a run; for `npz` and `json` also a folder that `longtail calibrate FILE` wrote.
+        out: the file to write; for `safetensors` a folder.
+        format: onnx, torch-export, safetensors, npz or json.
+        overwrite: replace what is there.
+    """
+    writer = FORMATS[choose("format", format, FORMATS)]
+    source, target = Path(run), Path(out)
+    if format == "safetensors" and target.resolve() == source.resolve():
+        raise UserError(f"{target} is the run itself; choose another --out")
+    if target.exists() and not overwrite:
+        raise UserError(f"{target} exists already; choose another --out or replace it with --overwrite")
+    if target.exists() and target.is_dir() != (format == "safetensors"):
+        kind = "folder" if format == "safetensors" else "file"
+        raise UserError(f"the format {format} is a {kind} and {target} is not; choose another --out")
+    return Exported(format, target, *writer(source, target))

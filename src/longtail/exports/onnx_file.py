@@ -1,0 +1,94 @@
+"""ONNX: the network for onnxruntime and every other engine that reads the format."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longtail.errors import UserError
+from longtail.exports.network import Deployment
+from longtail.files import replacing
+from longtail.runs import Run
+
+INSTALL = "pip install 'longtail[export]'"
+
+
+def write_onnx(source: Path, out: Path) -> tuple[float | None, str]:
+    """Write the file and compare its logits with torch's, where onnxruntime is installed."""
+    for package in ("onnx", "onnxscript"):
+        if not _installed(package):
+            raise UserError(f"ONNX needs {package}: {INSTALL}")
+    deployment = Deployment.of_run(Run.open(source))
+    with replacing(out) as temporary:
+        _convert(deployment).save(temporary)
+        if not _installed("onnxruntime"):
+            return None, f"not checked, because onnxruntime is not installed: {INSTALL}"
+        difference = deployment.compare(_runner(temporary), "ONNX file")
+    return difference, f"input 'images': {deployment.details['input']}; output 'logits'"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # it is marked as not to be imported
+        return False
+
+
+def _convert(deployment: Deployment) -> Any:
+    with _quiet(), torch.no_grad():
+        program = deployment.program().run_decompositions(_decompositions())
+        converted = torch.onnx.export(
+            program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+        )
+    assert converted is not None
+    for name, value in deployment.details.items():
+        converted.model.metadata_props[name] = value if isinstance(value, str) else json.dumps(value)
+    return converted
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    table = torch.export.default_decompositions()
+    table[torch.ops.aten._cdist_forward.default] = _distances
+    return table
+
+
+def _distances(first: Tensor, second: Tensor, p: float, mode: int | None) -> Tensor:
+    """Euclidean distances (N, K) between rows, which ONNX has no operator for.
+
+    Products instead of differences: OLTR only asks which centroid is nearest, and differences would
+    take memory for N x K x D numbers.
+    """
+    if p != 2:
+        raise UserError(f"ONNX has no operator for the {p:g}-norm distance; export it as torch-export")
+    squares = first.square().sum(-1, keepdim=True) + second.square().sum(-1).unsqueeze(-2)
+    return (squares - 2 * first @ second.transpose(-1, -2)).clamp(min=0).sqrt()
+
+
+def _runner(path: Path) -> Callable[[Tensor], Any]:
+    runtime = import_module("onnxruntime")
+    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda images: session.run(["logits"], {"images": images.numpy()})[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch's exporter speaks of packages we do not use, and prints as it goes."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,156 @@
+"""Where the processes of a run meet: they check that they are alike, and say why they stop.
+
+This goes through the store of `torch.distributed`, not through its exchanges, so that a process can
+say something while the others wait for it in one. The first to fail tells its reason; the others
+notice that it is gone, find the reason and stop with it. One of them prints it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import rendezvous  # type: ignore[attr-defined]
+
+from longtail.errors import ToldError, UserError
+
+JOINING = timedelta(seconds=int(os.environ.get("LONGTAIL_JOIN_TIMEOUT", "50")))
+REASON_SECONDS = 5.0  # how long a process whose neighbour is gone waits for the reason
+LEAVING_SECONDS = 10.0  # how long the process that hosts the store waits for the others to leave
+SILENT_SECONDS = 2.0  # a process that says nothing ends later than the one that speaks
+POLL_SECONDS = 0.05
+
+_joined = 0
+
+
+class Meeting:
+    """One joining of `size` processes; each may join several times, one after another."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        global _joined
+        _joined += 1
+        self.rank = rank
+        self.size = size
+        # Every joining has keys of its own: old ones stay in the store.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.store: Any = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"longtail/{attempt}/{_joined}", _connect(rank, size)
+        )
+
+    def require_alike(self, own: dict[str, str]) -> None:
+        """An error on all processes unless each gives the same; an entry "error" is one by itself."""
+        self.store.set(f"process{self.rank}", json.dumps(own))
+        if self.rank == 0:
+            self.store.set("verdict", self._compare() or "alike")
+        verdict = self.store.get("verdict").decode()
+        if verdict != "alike":
+            raise UserError(verdict) if self.rank == 0 else ToldError(verdict)
+
+    def _compare(self) -> str | None:
+        given = [json.loads(self.store.get(f"process{rank}")) for rank in range(self.size)]
+        for rank, values in enumerate(given):
+            if "error" in values:
+                return f"{values['error']} (process {rank})"
+            changed = sorted(name for name in given[0] | values if given[0].get(name) != values.get(name))
+            if changed:
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                return (
+                    f"process {rank} runs other code than process 0 ({changed[0]}{more}); install the same everywhere"
+                )
+        return None
+
+    def explain(self, error: Exception) -> Exception:
+        """What to raise for an error: itself, told to the others, or the reason another process gave."""
+        if isinstance(error, ToldError):
+            return error
+        try:
+            if not _from_a_lost_neighbour(error):
+                return self._tell(error)
+            reason = self._wait_for("reason", REASON_SECONDS)
+        except RuntimeError:
+            reason = None  # the store is gone, and with it the process that hosted it
+        if reason is None:
+            return UserError("another process ended without saying why: it was killed, or its machine was lost")
+        return ToldError(reason)
+
+    def _tell(self, error: Exception) -> Exception:
+        if not isinstance(error, UserError):
+            if self.store.add("failures", 1) == 1:
+                self.store.set("reason", f"{type(error).__name__}: {error} (process {self.rank})")
+            return error
+        text = str(error) if str(error).startswith("process ") else f"{error} (process {self.rank})"
+        if self.store.add("failures", 1) > 1:
+            return ToldError(text)  # what goes wrong everywhere is said once
+        self.store.set("reason", text)
+        return UserError(text)
+
+    def leave(self, error: Exception | None) -> None:
+        """Wait, where others need this process a little longer."""
+        try:
+            gone = self.store.add("left", 1)
+            deadline = time.monotonic() + LEAVING_SECONDS
+            while self.rank == 0 and gone < self.size and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                gone = self.store.add("left", 0)
+        except RuntimeError:
+            return  # nobody is left to wait for
+        if isinstance(error, ToldError):
+            time.sleep(SILENT_SECONDS)
+
+    def _wait_for(self, key: str, seconds: float) -> str | None:
+        deadline = time.monotonic() + seconds
+        while not self.store.check([key]):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_SECONDS)
+        return self.store.get(key).decode()
+
+
+@cache
+def _connect(rank: int, size: int) -> Any:
+    """The store, kept for as long as the process lives: others may still read from it."""
+    try:
+        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=JOINING)))
+    except ValueError as error:
+        raise UserError(f"WORLD_SIZE says {size} processes, but {error}; start them with torchrun") from error
+    except RuntimeError as error:
+        seconds = int(JOINING.total_seconds())
+        raise UserError(f"not all of {size} processes came together within {seconds} s (process {rank})") from error
+    return store
+
+
+def _from_a_lost_neighbour(error: Exception) -> bool:
+    """Whether an error is that of an exchange whose other side is gone."""
+    if isinstance(error, UserError) or not isinstance(error, RuntimeError):
+        return False
+    words = ("closed by peer", "reset by peer", "Broken pipe", "gloo", "NCCL", "TCPStore", "Timed out waiting")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
+
+
+def code_fingerprint() -> dict[str, str]:
+    """A hash of every source file of this package, and the versions under it."""
+    package = Path(__file__).parent
+    files = {
+        path.relative_to(package.parent).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(package.rglob("*.py"))
+    }
+    return {**files, "torch": str(torch.__version__), "Python": platform.python_version()}
+
+
+def differing(values: list[dict[str, Any]]) -> str | None:
+    """The first process whose values are not those of process 0, and how: 'process 1 …(lr: 0.1 → 0.2)'."""
+    first = values[0]
+    for rank, own in enumerate(values):
+        changed = [f"{name}: {first.get(name)} → {own.get(name)}" for name in first if first.get(name) != own.get(name)]
+        if changed:
+            return f"process {rank} was started differently from process 0 ({'; '.join(changed)})"
+    return None

@@ -1,0 +1,107 @@
+import json
+
+import numpy as np
+import pytest
+
+import longtail
+from longtail.calibration import calibrate_files, calibrate_run, run_outputs
+from longtail.errors import UserError
+from longtail.methods import build_posthoc
+from longtail.runs import Run
+from longtail.world import ALONE
+
+
+@pytest.fixture(scope="module")
+def fitted(digits_run, tmp_path_factory):
+    """Folders of repaired runs, and the outputs of the run before."""
+    out = tmp_path_factory.mktemp("heads")
+    run = Run.open(digits_run)
+    for name, options in (("marc", {}), ("disalign", {"max_iter": "50"}), ("crt", {}), ("platt", {})):
+        calibrate_run(run, build_posthoc(name, options), name, ALONE, out=out / name)
+    return out, run_outputs(run, "test", ALONE)
+
+
+def features_and_logits(folder, outputs):
+    """Features of the run before, and the logits of the repaired one on the same images."""
+    after = run_outputs(Run.open(folder), "test", ALONE)
+    return np.asarray(outputs.features), np.asarray(after.logits)
+
+
+def by_formula(lines, numbers):
+    """The file's own formula, executed as it stands."""
+    names = {name: np.asarray(value) for name, value in numbers.items()}
+    names |= {"exp": np.exp, "argmax": lambda x: x.argmax(-1), "sum": lambda x: x.sum(-1, keepdims=True)}
+    for line in lines:
+        exec(line, names)
+    return names
+
+
+@pytest.mark.parametrize("name", ["marc", "crt"])
+def test_the_formula_of_a_linear_head_gives_the_repaired_logits(name, fitted, tmp_path):
+    folder, outputs = fitted
+    features, expected = features_and_logits(folder / name, outputs)
+    longtail.export(folder / name, tmp_path / "head.npz", "npz")
+    with np.load(tmp_path / "head.npz", allow_pickle=False) as file:
+        numbers = {key: file[key] for key in file.files}
+    assert len(numbers["formula"]) == 3
+    result = by_formula([str(line) for line in numbers["formula"]], {**numbers, "features": features})
+    np.testing.assert_allclose(result["logits"], expected, atol=1e-3)
+    np.testing.assert_allclose(result["probabilities"].sum(1), 1, rtol=1e-5)
+    assert result["predicted"].tolist() == [str(label) for label in expected.argmax(1)]
+    assert numbers["class_counts"].tolist() == outputs.class_counts.tolist()
+
+
+def test_scale_and_shift_repair_the_logits_before(fitted, tmp_path):
+    folder, outputs = fitted
+    _, expected = features_and_logits(folder / "marc", outputs)
+    longtail.export(folder / "marc", tmp_path / "head.json", "json")
+    numbers = json.loads((tmp_path / "head.json").read_text())
+    result = by_formula(numbers["formula_on_old_logits"], {**numbers, "old_logits": outputs.logits})
+    np.testing.assert_allclose(result["logits"], expected, atol=1e-3)
+
+
+def test_the_formula_of_disalign(fitted, tmp_path):
+    folder, outputs = fitted
+    features, _ = features_and_logits(folder / "disalign", outputs)
+    longtail.export(folder / "disalign", tmp_path / "head.json", "json")
+    numbers = json.loads((tmp_path / "head.json").read_text())
+    numbers["confidence_weight"] = np.array(numbers["confidence_weight"])[:, None]
+    result = by_formula(numbers["formula"], {**numbers, "features": features})
+    run = Run.open(folder / "disalign")
+    splits = run.splits()
+    _, clean = run.transforms(splits)
+    expected = run.load_model()(clean.normalise(splits.test.pixels)).detach()
+    np.testing.assert_allclose(result["logits"], expected, atol=1e-3)
+
+
+def test_platt_makes_its_probabilities_of_sigmoids(fitted, tmp_path):
+    folder, outputs = fitted
+    longtail.export(folder / "platt", tmp_path / "head.json", "json")
+    numbers = json.loads((tmp_path / "head.json").read_text())
+    result = by_formula(numbers["formula_on_old_logits"], {**numbers, "old_logits": outputs.logits})
+    method = build_posthoc("platt", {})
+    method.scale_, method.shift_ = np.array(numbers["scale"]), np.array(numbers["shift"])
+    method.n_features_in_ = 10
+    expected = method.predict_proba(np.asarray(outputs.logits, dtype=np.float64))
+    np.testing.assert_allclose(result["probabilities"], expected, atol=1e-5)
+
+
+def test_a_plain_run_gives_its_head_as_trained(digits_run, tmp_path):
+    longtail.export(digits_run, tmp_path / "head.json", "json")
+    numbers = json.loads((tmp_path / "head.json").read_text())
+    assert numbers["method"] == "softmax"
+    assert "scale" not in numbers
+    assert np.shape(numbers["weight"]) == (10, 64)
+
+
+def test_a_repair_of_saved_logits_has_scale_and_shift_only(fitted, tmp_path):
+    _, outputs = fitted
+    calibrate_files(outputs, longtail.MARC(), "marc", tmp_path / "marc", [])
+    longtail.export(tmp_path / "marc", tmp_path / "head.json", "json")
+    numbers = json.loads((tmp_path / "head.json").read_text())
+    assert set(numbers) == {"formula", "class_names", "method", "scale", "shift"}
+    calibrate_files(outputs, longtail.CRT(), "crt", tmp_path / "crt", [])
+    with pytest.raises(UserError, match="crt in .* is not a scale and a shift per class"):
+        longtail.export(tmp_path / "crt", tmp_path / "crt.json", "json")
+    with pytest.raises(UserError, match="is not a run folder"):
+        longtail.export(tmp_path / "marc", tmp_path / "model.onnx")

@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from longtail.profiling import Profile
+from longtail.report.distribution import distribution, write_plot
+
+
+def of_counts(counts: list[int]) -> Profile:
+    names = tuple(f"[class] {label}" for label in range(len(counts)))
+    return Profile("birds", names, np.array(counts), {"train": sum(counts)})
+
+
+def text_of(profile: Profile) -> str:
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as capture:
+        console.print(distribution(profile))
+    return capture.get()
+
+
+def test_few_classes_are_all_shown_with_bars():
+    text = text_of(of_counts([5, 300, 40]))
+    rows = [line for line in text.splitlines() if "[class]" in line]
+    assert [row.split()[2] for row in rows] == ["1", "2", "0"]  # head to tail
+    assert [row.count("█") for row in rows] == [32, 4, 0]
+    assert "86.96 %" in rows[0]
+    assert "imbalance factor 60.0; Gini coefficient 0.57" in text
+
+
+def test_thousands_of_classes_fit_on_a_screen():
+    text = text_of(of_counts([max(1, 1000 - label // 5) for label in range(8000)]))
+    assert "… 7,980 more" in text
+    assert "7,601–8,000" in text
+    assert len(text.splitlines()) < 70
+
+
+def test_classes_without_images_are_said():
+    assert "2 classes without an image" in text_of(of_counts([7, 0, 0]))
+
+
+@pytest.mark.parametrize("counts", [[500, 100, 30, 3, 0], list(range(8000, 0, -1))])
+def test_the_plot_is_a_picture_and_the_same_every_time(counts, tmp_path: Path):
+    files = [write_plot(of_counts(counts), tmp_path / name) for name in ("first.png", "second.png")]
+    with Image.open(files[0]) as picture:
+        assert picture.width > 600
+        assert len(picture.convert("RGB").getcolors(100_000)) > 10  # something is drawn
+    assert files[0].read_bytes() == files[1].read_bytes()

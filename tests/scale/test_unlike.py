@@ -1,0 +1,160 @@
+"""Processes that do not fit together stop, all of them, and one says why."""
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import longtail
+from longtail.errors import UserError
+from longtail.recipes import RECIPES
+from longtail.training.journal import StopRequest
+from longtail.training.loop import Interrupted
+
+TRAIN = ["-m", "longtail", "train", "digits-lt", "--epochs", "50", "--device", "cpu", "--quiet"]
+
+
+def one_reason(ended: list[tuple[int, str]]) -> str:
+    """The one line the processes printed, all of them having stopped with exit code 2."""
+    assert [code for code, _ in ended] == [2] * len(ended), ended
+    printed = "".join(text for _, text in ended)
+    lines = [line for line in printed.splitlines() if line.startswith("longtail: ")]
+    assert len(lines) == 1, printed
+    assert "Traceback" not in printed
+    return lines[0]
+
+
+def test_other_code(by_hand, tmp_path):
+    shutil.copytree(Path(longtail.__file__).parent, tmp_path / "src" / "longtail")
+    with (tmp_path / "src" / "longtail" / "solver.py").open("a") as file:
+        file.write("# a change on one machine only\n")
+    command = [*TRAIN, "--out", tmp_path / "run"]
+    ended = by_hand((command, {}, tmp_path), (command, {"PYTHONPATH": str(tmp_path / "src")}, tmp_path))
+    assert "process 1 runs other code than process 0 (longtail/solver.py); install the same" in one_reason(ended)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_configuration(by_hand, tmp_path):
+    command = [*TRAIN, "--out", tmp_path / "run"]
+    ended = by_hand((command, {}, tmp_path), ([*command, "--lr", "0.2"], {}, tmp_path))
+    assert "process 1 was started differently from process 0 (lr: 0.1 → 0.2)" in one_reason(ended)
+    assert not (tmp_path / "run").exists()
+
+
+def write_pictures(root: Path, counts: dict[str, int]) -> None:
+    for name, count in counts.items():
+        (root / "train" / name).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(root / "train" / name / f"{number}.png")
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [
+        ({}, "does not exist (process 1)"),
+        ({"cat": 3, "dog": 5}, "process 1 was started differently from process 0 (labels: "),
+    ],
+)
+def test_data_that_one_process_cannot_see_or_sees_otherwise(by_hand, tmp_path, there, reason):
+    write_pictures(tmp_path / "here", {"cat": 5, "dog": 3})
+    write_pictures(tmp_path / "there", there)
+    command = ["-m", "longtail", "train", "--data", "folder", "--image-size", "8", "--epochs", "1", "--validation", "0"]
+    command += ["--workers", "0", "--batch-size", "4", "--device", "cpu", "--out", tmp_path / "run"]
+    ended = by_hand(*(([*command, "--root", tmp_path / name], {}, tmp_path) for name in ("here", "there")))
+    told = one_reason(ended)
+    assert reason in told
+    if not there:
+        assert str(tmp_path / "there" / "train") in told
+
+
+def test_a_shard_in_another_folder(by_hand, digits_run, tmp_path):
+    """Two machines without a common disk: each has the run, rank 0 finds only its own rows."""
+    for name in ("a", "b"):
+        shutil.copytree(digits_run, tmp_path / name / "run")
+    command = ["-m", "longtail", "extract", "run", "--split", "test", "--device", "cpu"]
+    ended = by_hand((command, {}, tmp_path / "a"), (command, {}, tmp_path / "b"))
+    assert "rows of a process are missing: run/outputs/.test.part1.safetensors" in one_reason(ended)
+    assert not (tmp_path / "a" / "run" / "outputs" / "test.safetensors").exists()
+
+
+TWICE = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+from longtail.cli import main
+from longtail.row_files import RowWriter, join_parts
+from longtail.world import join
+import longtail.commands.evaluate as command
+
+def write(arguments):
+    with join("cpu") as world:
+        path = Path("rows.safetensors")
+        with RowWriter(path, 4, {"features": 2, "logits": None}, np.dtype("float32"), {}, {}, world) as writer:
+            rows = torch.arange(4) + 3 * world.rank  # row 3 belongs to both
+            writer.add(torch.zeros(4, 2), torch.zeros(4, 2), rows, rows)
+        join_parts(path, world, 8, 8)
+
+command.main = write
+sys.exit(main(["evaluate"]))
+"""
+
+
+def test_a_row_written_twice(by_hand, tmp_path):
+    (tmp_path / "twice.py").write_text(TWICE)
+    ended = by_hand((["twice.py"], {}, tmp_path), (["twice.py"], {}, tmp_path))
+    assert "sample 3 was written twice to the parts of rows.safetensors" in one_reason(ended)
+
+
+def test_resuming_with_another_number_of_processes(by_hand, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    monkeypatch.setattr(StopRequest, "requested", lambda self, world: True)
+    with pytest.raises(Interrupted):
+        longtail.train(replace(RECIPES["digits-lt"], epochs=50, device="cpu"), tmp_path / "run")
+    command = [*TRAIN, "--out", tmp_path / "run", "--resume"]
+    ended = by_hand((command, {}, tmp_path), (command, {}, tmp_path))
+    assert "was written by 1 processes, there are 2 now; a run goes on with the number" in one_reason(ended)
+
+
+def test_a_process_that_never_comes(by_hand, tmp_path):
+    began = time.monotonic()
+    alone = {"WORLD_SIZE": "2", "LONGTAIL_JOIN_TIMEOUT": "3"}
+    ended = by_hand(([*TRAIN, "--out", tmp_path / "run"], alone, tmp_path))
+    assert "not all of 2 processes came together within 3 s" in one_reason(ended)
+    assert time.monotonic() - began < 60
+
+
+def test_a_killed_process_is_missed(by_hand, tmp_path):
+    """Without torchrun nobody starts it again: the other stops, and says that it was left."""
+    script = "import os, signal; from longtail.world import join\nwith join('cpu') as world:\n    "
+    (tmp_path / "killed.py").write_text(
+        script + "world.rank and os.kill(os.getpid(), signal.SIGKILL)\n    world.barrier()\n"
+    )
+    ended = by_hand((["killed.py"], {}, tmp_path), (["killed.py"], {}, tmp_path))
+    assert [code for code, _ in ended] == [1, -9]
+    assert "another process ended without saying why" in ended[0][1]
+
+
+def test_started_without_a_meeting_place(monkeypatch):
+    from longtail.world import join
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("", "2"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(UserError, match=f"but RANK is '{rank}'; start them with torchrun"), join("cpu"):
+            pass
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match="MASTER_ADDR expected, but not set; start them with torchrun"), join("cpu"):
+        pass
+
+
+def test_commands_of_one_process_refuse_more(monkeypatch, capsys):
+    from longtail.cli import main
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["compare", "digits-lt"]) == 2
+    assert "longtail compare is one process; under torchrun run one of: train, extract" in capsys.readouterr().err

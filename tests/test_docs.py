@@ -1,0 +1,66 @@
+"""Every Python and bash block of README and docs is executed, page by page, in an empty folder."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from longtail.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)\)")
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+WITH_CODE = [page for page in PAGES if {"python", "bash"} & {kind for kind, _ in BLOCK.findall(page.read_text())}]
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def run_line(line):
+    words = shlex.split(line)
+    if words[0] == "longtail":
+        assert main(words[1:]) == 0, line
+    else:
+        subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = {"__name__": "page"}
+    for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == "python":
+            exec(compile(code, name_of(page), "exec"), names)
+        elif kind == "bash":
+            for line in code.replace("\\\n", " ").strip().splitlines():
+                run_line(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    missing = [target for target in LINK.findall(text) if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_every_page_is_in_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert pages == {line.split(": ")[-1] for line in navigation.splitlines() if line.endswith(".md")}
+
+
+def test_the_site_builds(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
+    assert "longtail.posthoc.marc.MARC" in reference
