@@ -39,7 +39,7 @@ _HOMES = {
     "train": "longtail.training.loop",
 }
 
-_ROOMS = ("losses", "networks")
+_ROOMS = ("losses", "networks", "sklearn")
 
 __all__ = sorted([*_HOMES, *_ROOMS])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from longtail.display import Display
 from longtail.errors import UserError
-from longtail.extraction import extract, extract_run, outputs_path
+from longtail.extraction import extract, extract_run, extract_with_head, outputs_path
 from longtail.files import locked, write_json
 from longtail.head import find_head, fingerprint, head_of, with_head
 from longtail.metrics import Metrics, evaluate_logits
@@ -29,30 +28,33 @@ CALIBRATION_FILE = "calibration.json"
 
 def calibrate(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: Any,
     method: PostHoc | None = None,
     *,
-    validation: Iterable[Any] | None = None,
+    validation: Any = None,
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
 ) -> tuple[nn.Module, PostHoc]:
     """Repair a trained model: (a new model of the same class, the fitted method).
 
+    Wrappers (DistributedDataParallel, DataParallel, torch.compile) are taken off the new model.
+
     Args:
         model: a classifier whose last layer is an `nn.Linear`; it is left as it is.
-        loader: batches of its training set, augmented as in training if you can.
+        loader: batches of its training set, as `extract` takes them; augmented as in training if you can.
         method: what to fit (default: `MARC()`).
         validation: batches of held-out images, for settings chosen on them.
-        head: name of the last linear layer, if it is not found by itself.
+        head: name of the last linear layer; without, it is the one whose output the model answers with.
         class_counts: (K,) training samples per class, if the loader does not show all of them.
         device: where to run the model.
     """
     method = MARC() if method is None else method
-    train = extract(model, loader, head=head, class_counts=class_counts, device=device)
+    train, head = extract_with_head(model, loader, head=head, class_counts=class_counts, device=device)
     held_out = None
     if validation is not None:
-        held_out = extract(model, validation, head=head, class_counts=train.class_counts, split="validation")
+        counts = train.class_counts
+        held_out = extract(model, validation, head=head, class_counts=counts, split="validation", device=device)
     method.fit(train, validation=held_out)
     return with_head(model, method.head(head_of(model, head)), head), method
 

@@ -6,27 +6,26 @@ by a hook, so a model needs no changes. Batch-norm is in evaluation mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from longtail.batches import as_batches, split_batch
 from longtail.data.loading import in_order, load, resident
 from longtail.display import Display
 from longtail.errors import UserError
-from longtail.head import fingerprint, head_of, unwrap
+from longtail.head import find_head, fingerprint, head_of, unwrap
+from longtail.head_search import WITHOUT_MODEL, answering_head, require_linear, uncompiled
 from longtail.outputs import Outputs, header
 from longtail.predict import BATCH, evaluating
 from longtail.row_files import RowWriter, join_parts, remove_parts
 from longtail.runs import Run
 from longtail.world import World, find_device
-
-LABEL_NAMES = ("labels", "label", "targets", "target", "y")
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,15 @@ class Piece:
     logits: Tensor
     labels: Tensor
 
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The three of them, on the CPU."""
+        numbers = (self.features.float().cpu().numpy(), self.logits.float().cpu().numpy())
+        return *numbers, self.labels.cpu().numpy().astype(np.int64)
+
 
 def extract(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: Any,
     *,
     head: str | None = None,
     class_counts: Any = None,
@@ -52,43 +56,69 @@ def extract(
 
     Args:
         model: any classifier whose last layer is an `nn.Linear`; wrapped or compiled ones too.
-        loader: batches (inputs, labels), or dictionaries with `labels` whose other entries the model takes.
-        head: name of the last linear layer, if it is not found by itself (see `find_head`).
+        loader: batches (inputs, labels), or dictionaries with `labels` whose other entries the model takes:
+            a `DataLoader`, a list, anything that gives them; a data set of torch or of Hugging Face.
+        head: name of the last linear layer; without, it is the one whose output the model answers with.
         class_counts: (K,) training samples per class, if the loader does not show the training set.
         split: what the loader shows: train, validation or test.
         device: where to run: auto, cpu, cuda, …
         display: where progress is shown.
     """
+    outputs, _ = extract_with_head(
+        model, loader, head=head, class_counts=class_counts, split=split, device=device, display=display
+    )
+    return outputs
+
+
+def extract_with_head(
+    model: nn.Module,
+    loader: Any,
+    *,
+    head: str | None = None,
+    class_counts: Any = None,
+    split: str = "train",
+    device: str = "auto",
+    display: Display | None = None,
+) -> tuple[Outputs, str]:
+    """What `extract` gives, and the name of the layer that was taken for the head."""
     target = find_device(device)
     inner = unwrap(model).to(target)
-    linear = head_of(inner, head)
-    features, logits, labels = [], [], []
+    if head is not None:
+        head = find_head(inner, head)
+    pieces: list[tuple[np.ndarray, ...]] = []
     display = display or Display(quiet=True)
-    total = len(loader) if isinstance(loader, Sized) else 0
-    with evaluating(inner), watching(linear) as seen, display.task("extracting", total, unit="batches") as task:
-        for batch in loader:
-            piece = run_batch(inner, *split_batch(batch, target), seen)
-            features.append(piece.features.float().cpu().numpy())
-            logits.append(piece.logits.float().cpu().numpy())
-            labels.append(piece.labels.cpu().numpy().astype(np.int64))
+    batches = as_batches(loader)
+    total = len(batches) if isinstance(batches, Sized) else 0
+    with evaluating(inner), uncompiled(), display.task("extracting", total, unit="batches") as task:
+        for batch in batches:
+            inputs, named, labels = split_batch(batch, inner, target)
+            if head is None:
+                head = answering_head(inner, inputs, named)
+            linear = head_of(inner, head)
+            with watching(linear) as seen:
+                piece = run_batch(inner, inputs, named, labels, seen)
+            if not pieces:
+                require_linear(linear, head, piece.features, piece.logits)
+            pieces.append(piece.arrays())
             task.advance(1)
-    if not labels:
+    if head is None:
         raise UserError("the loader gave no batches")
-    truth = np.concatenate(labels)
-    classes = linear.out_features
+    features, logits, truth = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    classes = head_of(inner, head).out_features
     if truth.min() < 0 or truth.max() >= classes:
         raise UserError(f"the loader gives labels {truth.min()}..{truth.max()}, the model has classes 0..{classes - 1}")
     counts = np.bincount(truth, minlength=classes) if class_counts is None else np.asarray(class_counts)
-    return Outputs(
+    outputs = Outputs(
         labels=truth,
         class_counts=counts.astype(np.int64),
-        logits=np.concatenate(logits),
-        features=np.concatenate(features),
+        logits=logits,
+        features=features,
         indices=np.arange(len(truth)),
         split=split,
         model=fingerprint(inner),
-        **head_arrays(linear),
+        **head_arrays(head_of(inner, head)),
     )
+    return outputs, head
 
 
 def head_arrays(linear: nn.Linear) -> dict[str, Any]:
@@ -97,30 +127,6 @@ def head_arrays(linear: nn.Linear) -> dict[str, Any]:
     if linear.bias is not None:
         arrays["head_bias"] = linear.bias.detach().float().cpu().numpy().copy()
     return arrays
-
-
-def split_batch(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
-    """Positional and named inputs of the model, and the labels."""
-    if isinstance(batch, Mapping):
-        named = {name: _move(value, device) for name, value in batch.items()}
-        for name in LABEL_NAMES:
-            if name in named:
-                return (), {key: value for key, value in named.items() if key != name}, torch.as_tensor(named[name])
-        raise UserError(f"a batch has no labels: its entries are {', '.join(named)}; expected one of {LABEL_NAMES}")
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
-        inputs = _move(batch[0], device)
-        if isinstance(inputs, Mapping):
-            return (), dict(inputs), torch.as_tensor(batch[1])
-        return (inputs,), {}, torch.as_tensor(batch[1])
-    raise UserError(f"a batch must be (inputs, labels) or a dictionary with labels, not {type(batch).__name__}")
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {name: _move(item, device) for name, item in value.items()}
-    return value
 
 
 @contextmanager
@@ -146,13 +152,14 @@ def run_batch(
     model(*inputs, **named)
     if len(seen) != 1:
         raise UserError(
-            f"the head ran {len(seen)} times in one pass of the model; pass head= for the last linear layer"
+            f"the head ran {len(seen)} times in one pass of the model; pass head= for the last linear layer, "
+            f"or {WITHOUT_MODEL}"
         )
     features, logits = seen[0]
     if features.ndim != 2 or len(features) != len(labels):
         raise UserError(
             f"the head saw {tuple(features.shape)} for {len(labels)} labels; it must see one vector per sample: "
-            "pass head= for the last linear layer"
+            f"pass head= for the last linear layer, or {WITHOUT_MODEL}"
         )
     return Piece(features, logits, labels)
 

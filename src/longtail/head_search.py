@@ -1,0 +1,101 @@
+"""Which layer of anybody's model is the classifier: the linear layer whose output the model answers with.
+
+Names and places can mislead; one batch does not. A layer that only looks linear (a cosine head is
+often a subclass of `nn.Linear`) is refused here, for a repair cannot be folded into its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail.errors import UserError
+from longtail.head import find_head
+
+WITHOUT_MODEL = "calibrate its saved logits instead (MARC().fit(logits, y), or the command on files)"
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compiled parts of a model run as plain Python, where hooks are heard."""
+    if hasattr(torch.compiler, "set_stance"):
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+def answering_head(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """The name of the linear layer whose output is the answer of the model to one batch.
+
+    The output may have gone through a softmax or been multiplied; then it still is the classifier.
+    """
+    guess = find_head(model)
+    seen: dict[str, Tensor] = {}
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    handles = [layer.register_forward_hook(_keep(seen, path)) for path, layer in layers.items()]
+    try:
+        logits = _logits(model(*inputs, **named))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if logits is None or not bool(logits.isfinite().all()):
+        return guess
+    matching = [path for path, output in seen.items() if _says_the_same(output, logits)]
+    if matching:
+        return guess if guess in matching else matching[-1]
+    if guess in seen and seen[guess].shape[-1] == logits.shape[-1] and seen[guess].ndim != 2:
+        return guess  # it scores parts of a sample: that is explained where it is used
+    raise UserError(
+        f"no nn.Linear of {type(model).__name__} gives its output {tuple(logits.shape)} (the likeliest is {guess!r}); "
+        f"pass head= if that is the classifier all the same, or {WITHOUT_MODEL}"
+    )
+
+
+def _keep(seen: dict[str, Tensor], path: str) -> Any:
+    def hook(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        # Of layers within a network only the shape is needed.
+        seen[path] = output.detach() if output.ndim == 2 else output.detach()[:0].clone()
+
+    return hook
+
+
+def _logits(answer: Any) -> Tensor | None:
+    """What a model says, (N, K): a tensor, the entry `logits` or the first of several things."""
+    if isinstance(answer, Mapping):
+        answer = answer.get("logits")
+    elif hasattr(answer, "logits"):
+        answer = answer.logits
+    elif isinstance(answer, tuple | list) and answer:
+        answer = answer[0]
+    return answer.detach() if isinstance(answer, Tensor) and answer.ndim == 2 else None
+
+
+def _says_the_same(output: Tensor, logits: Tensor) -> bool:
+    if output.shape != logits.shape:
+        return False
+    output, logits = output.double(), logits.double()
+    factor = (output * logits).sum() / output.square().sum().clamp(min=1e-30)
+    if torch.equal(output, logits) or (bool(factor > 0) and _close(factor * output, logits)):
+        return True
+    return _close(output.log_softmax(1), logits) or _close(output.softmax(1), logits)
+
+
+def _close(one: Tensor, other: Tensor, share: float = 1e-3) -> bool:
+    return float((one - other).abs().max()) <= share * float(other.abs().max())
+
+
+def require_linear(layer: nn.Linear, path: str, features: Tensor, output: Tensor) -> None:
+    """The layer gives `W x + b`, whatever its class is called."""
+    expected = F.linear(features.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    exact = output.dtype in (torch.float32, torch.float64) and layer.weight.dtype in (torch.float32, torch.float64)
+    if not _close(expected, output.double(), share=1e-2 if exact else 0.1):
+        raise UserError(
+            f"{path or 'the model'} ({type(layer).__name__}) does not give weight times input plus bias (a cosine "
+            f"head?), so nothing folds into it; {WITHOUT_MODEL}, or use longtail.networks.cosine.CosineHead"
+        )

@@ -1,0 +1,223 @@
+"""Any scikit-learn classifier, repaired: its scores become logits, a post-hoc method mends them.
+
+    CalibratedLongTail(LinearSVC(), MARC()).fit(X, y).predict(X_new)
+
+Scores of samples that a classifier was trained on are overconfident, most of all for small classes.
+So the method is fitted on cross-validated scores, or, with `cv="prefit"`, on held-out data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.pipeline import Pipeline
+from sklearn.utils import assert_all_finite, get_tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from longtail.errors import UserError
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.crt import CRT
+from longtail.posthoc.disalign import DisAlign
+from longtail.posthoc.marc import MARC
+
+FOLDS = 5
+SMALLEST_PROBABILITY = 1e-6  # a class that a forest never voted for has a logit all the same
+
+
+class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
+    """A classifier of long-tailed data whose scores are repaired class by class.
+
+    Args:
+        estimator: a classifier with `decision_function` (believed first) or `predict_proba`
+            (default: `LogisticRegression()`).
+        method: a post-hoc method that works on logits (default: `MARC()`).
+        cv: folds of the cross-validation (default: 5), anything scikit-learn takes for them, or "prefit":
+            the estimator is fitted already and `fit` is given held-out data. A `FrozenEstimator` is prefit.
+        n_jobs: processes of the cross-validation.
+
+    A setting "auto" of the method is chosen on the same held-out scores.
+
+    Fitted attributes: `estimator_` (fitted on all of the data), `method_`, `classes_` (K,).
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> CalibratedLongTail(LogisticRegression(max_iter=1000)).fit(X[40:], y[40:]).predict(X[:3]).tolist()
+    [0, 0, 0]
+    """
+
+    def __init__(
+        self, estimator: Any = None, method: PostHoc | None = None, *, cv: Any = None, n_jobs: int | None = None
+    ) -> None:
+        self.estimator = estimator
+        self.method = method
+        self.cv = cv
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any, *, class_counts: Any = None, **fit_params: Any) -> Self:  # noqa: N803
+        """Fit the estimator and the method on data and labels (N,) of any type.
+
+        Args:
+            X: what the estimator takes.
+            y: labels.
+            class_counts: (K,) training samples per class in the order of `classes_`, if they are not those
+                of `y`; with "prefit", for a method that takes the training prior out.
+            fit_params: for the estimator's `fit`; those with one entry per sample are split with the data.
+                The method itself weighs classes, not samples.
+        """
+        if y is None:
+            raise UserError("requires y to be passed, but the target y is None")
+        y = column_or_1d(y, warn=True)
+        assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
+        estimator = LogisticRegression() if self.estimator is None else self.estimator
+        if isinstance(self.cv, str) and self.cv != "prefit":
+            raise UserError(f'cv must be a number of folds, a splitter or "prefit", not {self.cv!r}')
+        if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
+            logits, codes = self._held_out(estimator, X, y)
+        else:
+            logits, codes = self._cross_validated(estimator, X, y, fit_params)
+        if fit_params.get("sample_weight") is not None:
+            present = _present(fit_params["sample_weight"], codes, self.classes_)
+            logits, codes = logits[present], codes[present]
+        known = {**_linear_head(self.estimator_, logits.shape[1]), "class_counts": class_counts}
+        self.method_ = clone(MARC() if self.method is None else self.method)
+        if isinstance(self.method_, CRT | DisAlign):
+            raise UserError(
+                f"{type(self.method_).__name__} needs the features before a network's last layer; "
+                "choose a method that works on logits, such as MARC"
+            )
+        self.method_.fit(logits, codes, validation=(logits, codes), **known)
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.estimator_, name):
+                setattr(self, name, getattr(self.estimator_, name))
+        return self
+
+    def _held_out(self, estimator: Any, X: Any, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+        try:
+            check_is_fitted(estimator)
+        except NotFittedError as error:
+            raise UserError('cv="prefit" needs an estimator that is fitted already; fit it, or leave cv out') from error
+        self.estimator_, self.classes_ = estimator, estimator.classes_
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise UserError(f"class {unknown[0]!r} of y is not known to the estimator")
+        return self._logits(X), np.searchsorted(self.classes_, y)
+
+    def _cross_validated(
+        self,
+        estimator: Any,
+        X: Any,  # noqa: N803
+        y: np.ndarray,
+        fit_params: dict[str, Any],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # First on all of the data, so that what is wrong with them is said in the estimator's own words.
+        self.estimator_ = clone(estimator).fit(X, y, **fit_params)
+        self.classes_, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
+        if len(self.classes_) < 2:
+            raise UserError("the data have one class only: there is nothing to choose")
+        folds = FOLDS if self.cv is None else self.cv
+        if isinstance(folds, Integral):
+            folds = StratifiedKFold(min(int(folds), int(counts.max())))
+            if counts.min() < 2:
+                single = self.classes_[counts.argmin()]
+                raise UserError(
+                    f"class {single!r} has 1 sample; cross-validation needs 2 of each class. Find another, leave the "
+                    'class out, or fit the estimator and pass held-out data with cv="prefit"'
+                )
+        response = _response(estimator)
+        with warnings.catch_warnings():
+            # A class smaller than the number of folds is met by every training part; that is all that is needed.
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            warnings.filterwarnings("error", "Number of classes in training fold", RuntimeWarning)
+            options = {"cv": folds, "method": response, "n_jobs": self.n_jobs, "params": fit_params or None}
+            try:
+                scores = cross_val_predict(estimator, X, y, **options)
+            except RuntimeWarning as error:
+                raise UserError("a fold of cv leaves a class out of its training part; stratify the folds") from error
+        return _as_logits(scores, response, len(self.classes_), estimator), codes
+
+    def _logits(self, X: Any) -> np.ndarray:  # noqa: N803
+        response = _response(self.estimator_)
+        scores = getattr(self.estimator_, response)(X)
+        return _as_logits(scores, response, len(self.classes_), self.estimator_)
+
+    def _repaired(self, X: Any) -> np.ndarray:  # noqa: N803
+        check_is_fitted(self)
+        return np.asarray(self.method_.transform(self._logits(X)))
+
+    def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Repaired logits (N, K); of two classes the second's lead over the first, (N,)."""
+        repaired = self._repaired(X)
+        return repaired[:, 1] - repaired[:, 0] if repaired.shape[1] == 2 else repaired
+
+    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Probabilities (N, K) after repair."""
+        check_is_fitted(self)
+        return np.asarray(self.method_.predict_proba(self._logits(X)))
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The class of each sample."""
+        best = self._repaired(X).argmax(1)
+        return self.classes_[best]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        inner = get_tags(LogisticRegression() if self.estimator is None else self.estimator)
+        tags.input_tags = inner.input_tags
+        return tags
+
+
+def _response(estimator: Any) -> str:
+    for name in ("decision_function", "predict_proba"):
+        if hasattr(estimator, name):
+            return name
+    raise UserError(f"{type(estimator).__name__} has neither decision_function nor predict_proba: no scores to repair")
+
+
+def _as_logits(scores: np.ndarray, response: str, classes: int, estimator: Any) -> np.ndarray:
+    """Scores as logits (N, K): logarithms of probabilities; two columns from one decision."""
+    if response == "predict_proba":
+        return np.log(np.clip(scores, SMALLEST_PROBABILITY, None))
+    if scores.ndim == 1:
+        return np.stack([-scores / 2, scores / 2], axis=1)
+    pairs = getattr(_last_step(estimator), "decision_function_shape", None) == "ovo"
+    if pairs or scores.shape[1] != classes:
+        raise UserError(
+            f"{type(estimator).__name__} gives {scores.shape[1]} scores for {classes} classes, one per pair; "
+            'set decision_function_shape="ovr"'
+        )
+    return scores
+
+
+def _present(sample_weight: Any, codes: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """(N,) which samples count: one that weighs nothing is not there."""
+    present = np.asarray(sample_weight) != 0
+    missing = np.setdiff1d(codes, codes[present])
+    if len(missing):
+        raise UserError(f"every sample of class {classes[missing[0]]!r} has sample_weight 0; leave the class out")
+    return present
+
+
+def _last_step(estimator: Any) -> Any:
+    return estimator[-1] if isinstance(estimator, Pipeline) else estimator
+
+
+def _linear_head(estimator: Any, classes: int) -> dict[str, np.ndarray]:
+    """Norms and biases of the class vectors of a linear classifier; nothing for others."""
+    last = _last_step(estimator)
+    weight, bias = getattr(last, "coef_", None), getattr(last, "intercept_", None)
+    if not isinstance(weight, np.ndarray) or weight.ndim != 2 or len(weight) != classes:
+        return {}
+    norms = np.linalg.norm(weight, axis=1)
+    if not (norms > 0).all():
+        return {}
+    return {"weight_norms": norms, "head_bias": np.broadcast_to(0.0 if bias is None else bias, classes)}

@@ -1,0 +1,205 @@
+"""CalibratedLongTail: scikit-learn's classifiers on long-tailed digits, and scikit-learn's own checks."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.sparse import csr_matrix
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import recall_score
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.naive_bayes import GaussianNB, MultinomialNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, LinearSVC
+from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils.estimator_checks import check_estimator
+
+import longtail
+from longtail.errors import UserError
+from longtail.sklearn import CalibratedLongTail
+
+LOGISTIC = LogisticRegression(C=0.1, max_iter=1000)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Digits with 120 images of the 0 down to 6 of the 9, and all others to test on."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    images, labels = images[order] / 16, labels[order]
+    counts = np.geomspace(120, 6, 10).round().astype(int)
+    rows = np.concatenate([np.flatnonzero(labels == label)[:count] for label, count in enumerate(counts)])
+    others = np.setdiff1d(np.arange(len(labels)), rows)
+    return (images[rows], labels[rows]), (images[others], labels[others])
+
+
+def accuracies(model, test):
+    """Mean accuracy of all classes, and of the last three."""
+    recall = recall_score(test[1], model.predict(test[0]), average=None)
+    return recall.mean(), recall[7:].mean()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        CalibratedLongTail(),
+        CalibratedLongTail(LinearSVC(), longtail.LogitAdjustment()),
+        CalibratedLongTail(DecisionTreeClassifier(max_depth=3, random_state=0), longtail.PlattScaling()),
+        CalibratedLongTail(method=longtail.TauNorm(), cv=2),
+        CalibratedLongTail(method=longtail.LWS(), cv=2),
+        CalibratedLongTail(method=longtail.VectorScaling(), cv=2),
+        CalibratedLongTail(method=longtail.TemperatureScaling(), cv=2),
+    ],
+    ids=lambda model: type(model.method).__name__,
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # classes told apart perfectly
+def test_checks_of_scikit_learn(model):
+    check_estimator(model, on_skip=None)  # raises for any that fails: no exception is declared
+
+
+@pytest.mark.parametrize(
+    ("estimator", "gain"),
+    [
+        (LOGISTIC, 0.4),
+        (LinearSVC(random_state=0), 0.1),
+        (HistGradientBoostingClassifier(max_iter=15, max_leaf_nodes=8, min_samples_leaf=3, random_state=0), 0.1),
+        (make_pipeline(StandardScaler(), GaussianNB(var_smoothing=0.1)), 0.05),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_tail_rises(estimator, gain, digits):
+    train, test = digits
+    overall, tail = accuracies(clone(estimator).fit(*train), test)
+    model = CalibratedLongTail(estimator).fit(*train)
+    repaired_overall, repaired_tail = accuracies(model, test)
+    assert repaired_tail > tail + gain
+    assert repaired_overall > overall
+    assert model.predict_proba(test[0]).sum(1) == pytest.approx(1)
+    assert model.decision_function(test[0]).shape == (len(test[0]), 10)
+
+
+def test_cross_validated_scores_beat_those_of_training(digits):
+    train, test = digits
+    honest = CalibratedLongTail(DecisionTreeClassifier(random_state=0)).fit(*train)
+    fitted = DecisionTreeClassifier(random_state=0).fit(*train)
+    fooled = CalibratedLongTail(fitted, cv="prefit").fit(*train)
+    logits = fooled._logits(train[0])
+    assert (fooled.classes_[logits.argmax(1)] == train[1]).all()  # a tree knows its own samples by heart
+    assert accuracies(honest, test)[1] >= accuracies(fooled, test)[1]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_fitted_estimator_is_repaired_on_held_out_data(frozen, digits):
+    train, (images, labels) = digits
+    fitted = clone(LOGISTIC).fit(*train)
+    weights = fitted.coef_.copy()
+    wrapped = CalibratedLongTail(FrozenEstimator(fitted)) if frozen else CalibratedLongTail(fitted, cv="prefit")
+    model = wrapped.fit(images[::2], labels[::2])
+    test = images[1::2], labels[1::2]
+    assert accuracies(model, test)[1] > accuracies(fitted, test)[1] + 0.3
+    np.testing.assert_array_equal(fitted.coef_, weights)
+
+
+def test_a_prior_of_training_can_be_given(digits):
+    train, (images, labels) = digits
+    counts = np.bincount(train[1])
+    fitted = clone(LOGISTIC).fit(*train)
+    model = CalibratedLongTail(fitted, longtail.LogitAdjustment(), cv="prefit").fit(images, labels, class_counts=counts)
+    np.testing.assert_allclose(model.method_.shift_, -np.log(counts / counts.sum()))
+
+
+def test_linear_models_show_their_class_vectors(digits):
+    train, _ = digits
+    model = CalibratedLongTail(make_pipeline(StandardScaler(), LOGISTIC), longtail.MARC()).fit(*train)
+    norms = np.linalg.norm(model.estimator_[-1].coef_, axis=1)
+    np.testing.assert_allclose(model.method_.weight_norms_, norms)
+
+
+def test_grid_search_clone_and_pickle(digits):
+    train, test = digits
+    model = CalibratedLongTail(LOGISTIC, longtail.MARC(), cv=3)
+    grid = {"method__gamma": [0.0, 1.2], "estimator__C": [0.1]}
+    search = GridSearchCV(model, grid, scoring="balanced_accuracy", cv=2).fit(*train)
+    assert search.best_params_["method__gamma"] == 1.2
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(again.predict(test[0]), search.predict(test[0]))
+    with pytest.raises(NotFittedError):
+        clone(again).predict(test[0])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [np.array([f"digit {n}" for n in range(10)]), np.arange(10) * 7 - 20, pd.Index(list("abcdefghij"))],
+    ids=str,
+)
+def test_labels_of_any_type(names, digits):
+    (images, labels), (new, truth) = digits
+    names = np.asarray(names)
+    model = CalibratedLongTail(LOGISTIC).fit(pd.DataFrame(images).rename(columns=str), names[labels])
+    assert model.classes_.tolist() == names.tolist()
+    assert model.score(pd.DataFrame(new).rename(columns=str), names[truth]) > 0.85
+
+
+def test_two_classes(digits):
+    (images, labels), (new, truth) = digits
+    two, few = labels % 9 == 0, truth % 9 == 0  # zeros and nines
+    model = CalibratedLongTail(LinearSVC()).fit(images[two], labels[two] == 9)
+    lead, shares = model.decision_function(new[few]), model.predict_proba(new[few])
+    assert lead.shape == (few.sum(),)
+    assert ((lead > 0) == model.predict(new[few])).all()
+    assert ((shares[:, 1] > 0.5) == model.predict(new[few])).all()
+    assert (model.predict(new[few]) == (truth[few] == 9)).mean() > 0.95
+
+
+def test_texts_and_sparse_matrices(digits):
+    texts = ["cheap pills now"] * 9 + ["buy cheap pills"] * 6 + ["meeting at noon"] * 3 + ["lunch meeting"] * 2
+    kinds = ["spam"] * 15 + ["work"] * 5
+    model = CalibratedLongTail(make_pipeline(CountVectorizer(), MultinomialNB())).fit(texts, kinds)
+    assert model.predict(["pills", "noon meeting"]).tolist() == ["spam", "work"]
+    train, test = digits
+    sparse = CalibratedLongTail(LOGISTIC).fit(csr_matrix(train[0]), train[1])
+    dense = CalibratedLongTail(LOGISTIC).fit(*train)
+    assert (sparse.predict(csr_matrix(test[0])) == dense.predict(test[0])).mean() > 0.99
+
+
+def test_weights_of_samples_reach_the_estimator(digits):
+    (images, labels), _ = digits
+    weights = np.where(labels < 5, 1.0, 4.0)
+    model = CalibratedLongTail(LOGISTIC).fit(images, labels, sample_weight=weights)
+    alone = clone(LOGISTIC).fit(images, labels, sample_weight=weights)
+    np.testing.assert_allclose(model.estimator_.coef_, alone.coef_)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "message"),
+    [
+        (CalibratedLongTail(LOGISTIC), slice(0, -5), r"class np.int64\(9\) has 1 sample; .* cv=\"prefit\""),
+        (CalibratedLongTail(LOGISTIC), slice(0, 50), "class"),
+        (CalibratedLongTail(LOGISTIC, cv="prefit"), slice(None), "needs an estimator that is fitted already"),
+        (CalibratedLongTail(LOGISTIC, cv="fitted"), slice(None), "cv must be .* not 'fitted'"),
+        (CalibratedLongTail(LOGISTIC, cv=KFold(10)), slice(None), "leaves a class out .* stratify"),
+        (CalibratedLongTail(LinearRegression()), slice(None), "neither decision_function nor predict_proba"),
+        (CalibratedLongTail(SVC(decision_function_shape="ovo")), slice(None), 'one per pair; .*"ovr"'),
+        (CalibratedLongTail(LOGISTIC, longtail.CRT()), slice(None), "CRT needs the features"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_does_not_fit_is_named(model, rows, message, digits):
+    (images, labels), _ = digits
+    with pytest.raises(ValueError, match=message):
+        model.fit(images[rows], labels[rows])
+
+
+def test_a_class_the_estimator_does_not_know(digits):
+    (images, labels), _ = digits
+    fitted = clone(LOGISTIC).fit(images[labels < 9], labels[labels < 9])
+    with pytest.raises(UserError, match="class .*9.* is not known"):
+        CalibratedLongTail(fitted, cv="prefit").fit(images, labels)

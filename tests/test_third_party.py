@@ -1,0 +1,306 @@
+"""Models and loaders of other people, the real ones: Hugging Face, timm, torchvision, compiled, wrapped."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import longtail
+from longtail import CRT, MARC, DisAlign
+from longtail.errors import UserError
+from longtail.networks.cosine import CosineHead
+
+CLASSES = 10
+
+
+@pytest.fixture(autouse=True)
+def same_weights_every_time():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Long-tailed digits (N, 1, 8, 8), 60 of the 0 down to 3 of the 9, and their labels."""
+    images, labels = load_digits(return_X_y=True)
+    counts = np.geomspace(60, 3, CLASSES).round().astype(int)
+    rows = np.concatenate([np.flatnonzero(labels == label)[:count] for label, count in enumerate(counts)])
+    rows = np.random.default_rng(0).permutation(rows)
+    return torch.from_numpy(images[rows]).float().div(16).reshape(-1, 1, 8, 8), torch.from_numpy(labels[rows])
+
+
+def logits_of(model, inputs):
+    with torch.inference_mode():
+        answer = model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(inputs)
+    return answer if isinstance(answer, torch.Tensor) else answer["logits"]
+
+
+def assert_repaired(model, loader, inputs, *, method=None, **options):
+    """The repaired model says what the method makes of the old one's logits, by one plain linear layer."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    repaired, fitted = longtail.calibrate(model, loader, method or MARC(), device="cpu", **options)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    expected = fitted.transform(logits_of(model, inputs))
+    torch.testing.assert_close(logits_of(repaired, inputs), expected, rtol=1e-3, atol=1e-3)
+    assert (fitted.scale_ != 1).any()
+    return repaired, fitted
+
+
+def vit():
+    from transformers import ViTConfig, ViTForImageClassification
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    shape = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": CLASSES}
+    return ViTForImageClassification(ViTConfig(**small, **shape))
+
+
+def bert():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertForSequenceClassification(BertConfig(**small, vocab_size=40, max_position_embeddings=16, num_labels=3))
+
+
+def sequential():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def test_a_transformer_of_images(digits):
+    images, labels = digits
+    batches = [{"pixel_values": images[i : i + 64], "labels": labels[i : i + 64]} for i in range(0, len(labels), 64)]
+    repaired, _ = assert_repaired(vit(), batches, {"pixel_values": images})
+    assert type(repaired).__name__ == "ViTForImageClassification"
+    assert type(repaired.classifier) is nn.Linear
+
+
+def test_a_transformer_of_texts():
+    """Token numbers and masks go in by name; a tokenizer's other columns are left out."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 24 + [1] * 9 + [2] * 3)
+    tokens = torch.randint(1, 12, (36, 7), generator=generator) + 12 * labels.unsqueeze(1)
+    mask = (torch.arange(7) < torch.randint(3, 8, (36, 1), generator=generator)).long()
+    named = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": torch.zeros_like(tokens)}
+    batches = [
+        {**{k: v[i : i + 12] for k, v in named.items()}, "label": labels[i : i + 12], "text": ["…"] * 12}
+        for i in (0, 12, 24)
+    ]
+    repaired, _ = assert_repaired(bert(), batches, named)
+    assert type(repaired.classifier) is nn.Linear
+
+
+def test_a_transformer_saves_and_loads_what_was_repaired(digits, tmp_path):
+    images, labels = digits
+    repaired, _ = longtail.calibrate(vit(), [{"pixel_values": images, "labels": labels}], device="cpu")
+    repaired.save_pretrained(tmp_path)
+    again = type(repaired).from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(again, images), logits_of(repaired, images))
+
+
+def test_a_model_that_scores_every_token_is_explained():
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    sizes = {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 2, "num_labels": 3}
+    model = GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2))
+    batch = {"input_ids": torch.randint(3, 30, (6, 5)), "labels": torch.arange(6) % 3}
+    with pytest.raises(UserError, match=r"the head saw \(6, 5, 16\) for 6 labels.*calibrate its saved logits"):
+        longtail.calibrate(model, [batch], device="cpu")
+
+
+@pytest.mark.parametrize(("library", "name"), [("timm", "resnet10t"), ("torchvision", "mobilenet_v3_small")])
+def test_models_of_vision_libraries(library, name, digits):
+    try:
+        module = importlib.import_module(library)
+        models = importlib.import_module("torchvision.models") if library == "torchvision" else None
+    except (ImportError, RuntimeError) as error:  # torchvision may be there and not fit the torch that is
+        pytest.skip(f"{library} cannot be imported: {error}")
+    build = module.create_model if models is None else models.get_model
+    images, labels = digits
+    pictures = F.interpolate(images[:120].repeat(1, 3, 1, 1), 32)
+    present = torch.arange(CLASSES)
+    model = build(name, num_classes=CLASSES)
+    labels = torch.cat([present, labels[: 120 - CLASSES]])
+    assert_repaired(model, [(pictures, labels)], pictures)
+
+
+class HeadFirst(nn.Module):
+    """The classifier has a name of its own, no bias, and stands before the layers it comes after."""
+
+    def __init__(self):
+        super().__init__()
+        self.verdict = nn.Linear(16, CLASSES, bias=False)
+        self.zz_body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+
+    def forward(self, x):
+        return self.verdict(self.zz_body(x))
+
+
+class Misleading(HeadFirst):
+    """The usual name belongs to another layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.verdict(self.head(self.zz_body(x)))
+
+
+class Shares(HeadFirst):
+    """Ends in a softmax's logarithm, as many examples do."""
+
+    def forward(self, x):
+        return super().forward(x).log_softmax(1)
+
+
+@pytest.mark.parametrize(
+    ("build", "head"),
+    [(sequential, "3"), (HeadFirst, "verdict"), (Misleading, "verdict")],
+    ids=lambda value: str(value),
+)
+def test_the_layer_that_answers_is_found(build, head, digits):
+    images, labels = digits
+    repaired, _ = assert_repaired(build(), [(images, labels)], images)
+    layer = repaired.get_submodule(head)
+    assert type(layer) is nn.Linear
+    assert layer.bias is not None
+
+
+def test_a_softmax_at_the_end_stays_at_the_end(digits):
+    images, labels = digits
+    model = Shares()
+    repaired, fitted = longtail.calibrate(model, [(images, labels)], device="cpu")
+    logits = model.verdict(model.zz_body(images)).detach()
+    torch.testing.assert_close(
+        logits_of(repaired, images), fitted.transform(logits).log_softmax(1), rtol=1e-3, atol=1e-3
+    )
+
+
+class Cosine(nn.Linear):
+    """What many call a cosine classifier: a subclass of `nn.Linear` that is not linear."""
+
+    def forward(self, x):
+        return 16 * F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+class CosineByHand(nn.Module):
+    """Class vectors that are no layer at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+        self.vectors = nn.Parameter(torch.randn(CLASSES, 16))
+
+    def forward(self, x):
+        return 16 * F.linear(F.normalize(self.body(x)), F.normalize(self.vectors))
+
+
+def test_cosine_heads_are_refused_or_folded(digits):
+    images, labels = digits
+    body = [nn.Flatten(), nn.Linear(64, 16)]
+    with pytest.raises(UserError, match=r"2 \(Cosine\) does not give weight times input plus bias .* saved logits"):
+        longtail.calibrate(nn.Sequential(*body, Cosine(16, CLASSES)), [(images, labels)], device="cpu")
+    with pytest.raises(UserError, match=r"no nn.Linear of CosineByHand gives its output .* saved logits"):
+        longtail.calibrate(CosineByHand(), [(images, labels)], device="cpu")
+    repaired, _ = assert_repaired(nn.Sequential(*body, CosineHead(16, CLASSES)), [(images, labels)], images)
+    assert type(repaired[2].linear) is nn.Linear
+
+
+@pytest.mark.parametrize("wrap", ["torch.compile", "compile in place", "compiled body", "DataParallel"])
+def test_compiled_and_wrapped_models(wrap, digits):
+    """Compiled ones were run before: hooks are heard all the same."""
+    images, labels = digits
+    model = HeadFirst().eval()
+    expected = model(images).detach()
+    if wrap == "compile in place":
+        model.compile(backend="eager")
+        wrapped = model
+    elif wrap == "compiled body":
+        model.zz_body = torch.compile(model.zz_body, backend="eager")
+        wrapped = model
+    else:
+        wrapped = nn.DataParallel(model) if wrap == "DataParallel" else torch.compile(model, backend="eager")
+    with torch.inference_mode():
+        wrapped(images)
+    repaired, fitted = longtail.calibrate(wrapped, [(images, labels)], device="cpu")
+    assert isinstance(repaired, HeadFirst)
+    torch.testing.assert_close(logits_of(repaired, images), fitted.transform(expected), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")  # of torch
+def test_a_distributed_model(digits, tmp_path):
+    images, labels = digits
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        model = HeadFirst()
+        repaired, fitted = longtail.calibrate(DistributedDataParallel(model), [(images, labels)], device="cpu")
+    finally:
+        dist.destroy_process_group()
+    expected = fitted.transform(logits_of(model, images))
+    torch.testing.assert_close(logits_of(repaired, images), expected, rtol=1e-3, atol=1e-3)
+
+
+def hugging_face(images, labels, names=("pixel_values", "labels")):
+    from datasets import Dataset
+
+    return Dataset.from_dict({names[0]: images.numpy(), names[1]: labels.numpy(), "file": [f"{n}.png" for n in labels]})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: DataLoader(TensorDataset(x, y), 50),
+        lambda x, y: TensorDataset(x, y),
+        lambda x, y: [(x[:50], y[:50]), (x[50:], y[50:])],
+        lambda x, y: [(x.numpy(), y.numpy().reshape(-1, 1))],
+        lambda x, y: [{"pixel_values": x, "labels": y}],
+        lambda x, y: [{"image": x, "label": y}],
+        lambda x, y: hugging_face(x, y),
+        lambda x, y: hugging_face(x, y, ("image", "label")).with_format("torch"),
+        lambda x, y: hugging_face(x, y).to_iterable_dataset(),
+        lambda x, y: DataLoader(hugging_face(x, y).with_format("torch"), 50),
+    ],
+    ids=["DataLoader", "Dataset", "list", "arrays", "named", "other names", "hf", "hf torch", "hf stream", "hf loader"],
+)
+def test_any_loader(make, digits):
+    images, labels = digits
+    model = HeadFirst()
+    outputs = longtail.extract(model, make(images, labels), device="cpu")
+    assert outputs.labels.tolist() == labels.tolist()
+    np.testing.assert_allclose(outputs.logits, logits_of(model, images), atol=1e-5)
+
+
+def test_hugging_face_data_for_a_hugging_face_model(digits):
+    images, labels = digits
+    assert_repaired(vit(), hugging_face(images, labels), {"pixel_values": images})
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"pixel_values": torch.zeros(2, 1, 8, 8)}, "has no labels: its entries are pixel_values"),
+        ({"a": torch.zeros(2), "b": torch.zeros(2), "y": torch.zeros(2).long()}, "takes x, but .* are a, b; rename"),
+        ((torch.zeros(2, 1, 8, 8), torch.eye(10)[:2]), r"labels must be class numbers.*argmax\(1\)"),
+    ],
+)
+def test_batches_that_do_not_fit_are_named(batch, message):
+    with pytest.raises(UserError, match=message):
+        longtail.extract(HeadFirst(), [batch], device="cpu")
+    with pytest.raises(UserError, match="a int gives no batches"):
+        longtail.extract(HeadFirst(), 3, device="cpu")
+
+
+@pytest.mark.parametrize("method", [CRT(max_iter=2000), DisAlign(max_iter=20)], ids=str)
+def test_methods_that_need_features_get_them(method, digits):
+    images, labels = digits
+    model = HeadFirst()
+    repaired, fitted = longtail.calibrate(model, [(images, labels)], method, device="cpu")
+    features = model.zz_body(images).detach()
+    expected = fitted.transform(model.verdict(features).detach(), features)
+    torch.testing.assert_close(logits_of(repaired, images), expected, rtol=1e-3, atol=1e-3)
