@@ -17,7 +17,7 @@ from longtail.data import open_splits
 GOOD = {
     "profile": ["digits-lt"],
     "train": ["digits-lt", "--iterations", "2", "--device", "cpu", "--out", "new"],
-    "extract": ["run", "--split", "validation", "--device", "cpu"],
+    "extract": ["run", "--split", "validation", "--device", "cpu", "--out", "outputs.safetensors"],
     "calibrate": ["run", "--device", "cpu"],
     "compare": [
         *("digits-lt", "--iterations", "2", "--device", "cpu", "--methods", "softmax", "marc"),

@@ -29,8 +29,9 @@ def trained(folder: Path, method: str) -> Path:
 def calibrated(digits_run, tmp_path_factory):
     """The run of long-tailed digits repaired with MARC and with DisAlign, which does not fold."""
     out = tmp_path_factory.mktemp("calibrated")
+    run = Run.open(shutil.copytree(digits_run, out / "run"))
     for name, options in (("marc", {}), ("disalign", {"max_iter": "50"}), ("platt", {})):
-        calibrate_run(Run.open(digits_run), build_posthoc(name, options), name, ALONE, out=out / name)
+        calibrate_run(run, build_posthoc(name, options), name, ALONE, out=out / name)
     return out
 
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from longtail.world import ALONE
 def fitted(digits_run, tmp_path_factory):
     """Folders of repaired runs, and the outputs of the run before."""
     out = tmp_path_factory.mktemp("heads")
-    run = Run.open(digits_run)
+    run = Run.open(shutil.copytree(digits_run, out / "run"))
     for name, options in (("marc", {}), ("disalign", {"max_iter": "50"}), ("crt", {}), ("platt", {})):
         calibrate_run(run, build_posthoc(name, options), name, ALONE, out=out / name)
     return out, run_outputs(run, "test", ALONE)
