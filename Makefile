@@ -3,12 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DIST := dist
+# Files in the packages are dated by the last commit, so that the same source gives the same bytes.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1704067200)
+export SOURCE_DATE_EPOCH
 
-.PHONY: help install demo test lint docs clean
+.PHONY: help install demo test lint docs dist clean
 
 help:
 	@echo "make demo     install, train on long-tailed digits, calibrate, draw a report"
 	@echo "make test     install, lint, check types, run the tests"
+	@echo "make dist     build the wheel and the source package, byte for byte the same every time"
 	@echo "make install  create $(VENV) with the development extras"
 	@echo "make docs     build the documentation site in site/"
 	@echo "make clean    remove $(VENV), caches and the demo's files"
@@ -41,5 +46,9 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "look at: site/index.html"
 
+dist: install
+	@rm -rf $(DIST)
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
+
 clean:
-	rm -rf $(VENV) demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site $(DIST) .mypy_cache .pytest_cache .ruff_cache .hypothesis

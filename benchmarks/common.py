@@ -55,7 +55,7 @@ def peak_memory_mb() -> float:
 def write_results(name: str, title: str, rows: list[dict[str, Any]], notes: str, **extra: Any) -> None:
     """Leave `docs/results/<name>.json` and a Markdown table of the same beside it."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    origin = {**provenance(), "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])}
+    origin = provenance()
     (RESULTS / f"{name}.json").write_text(json.dumps({**origin, **extra, "rows": rows}, indent=2) + "\n")
     columns = list(rows[0])
     lines = [f"# {title}", "", notes, "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

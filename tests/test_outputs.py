@@ -54,7 +54,7 @@ def test_logits_come_from_features_where_they_are_not_stored(monkeypatch):
 
     outputs = example()
     without = example(logits=None)
-    monkeypatch.setattr(affine, "CHUNK_NUMBERS", 21)
+    monkeypatch.setattr(affine, "COMPUTED_NUMBERS", 21)
     chunks = [chunk.numpy() for _, chunk in without.rows().chunks()]
     assert len(chunks) == 8
     np.testing.assert_allclose(np.concatenate(chunks), outputs.logits, atol=1e-6)

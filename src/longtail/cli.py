@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import longtail
-from longtail.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, ToldError, UserError, choose
+from longtail.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USER_ERROR, ToldError, UserError, choose
 
 # Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
@@ -28,12 +28,15 @@ COMMANDS = {
     "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
     "methods": "list every method: family, paper, what it trains and what it needs",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
+    "completion": "print a script that completes commands, options and names in your shell",
 }
 
 # Commands whose work several processes share.
 TOGETHER = ("train", "extract", "calibrate", "evaluate")
 
 EXAMPLE = "longtail train digits-lt --out runs/digits"
+ENVIRONMENT = """Every command takes --quiet (print nothing but errors) and --json (print one JSON document).
+Environment: LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail); NO_COLOR turns colours off."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +81,7 @@ def _print_help() -> None:
     for name, summary in COMMANDS.items():
         table.add_row(f"  [bold]{name}[/bold]", summary)
     console.print(table)
-    console.print(f"\nexample: {EXAMPLE}\n\nexit codes: 0 done, 2 something to mend in the input, 130 interrupted")
+    console.print(f"\nexample: {EXAMPLE}\n\n{EXIT_CODES}\n{ENVIRONMENT}", markup=False)
 
 
 def _complain(message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_CODES = f"Exit codes: 0 done, {EXIT_USER_ERROR} something to mend in the input, {EXIT_INTERRUPTED} interrupted."
 
 _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 

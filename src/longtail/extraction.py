@@ -27,6 +27,8 @@ from longtail.row_files import RowWriter, join_parts, remove_parts
 from longtail.runs import Run
 from longtail.world import World, find_device
 
+MANY_LOGITS = 1 << 28  # 1 GB in float32
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -172,7 +174,7 @@ def extract_run(
     views: int = 0,
     path: Path | None = None,
     dtype: str = "float32",
-    keep_logits: bool = True,
+    keep_logits: bool | None = None,
     data_run: Run | None = None,
     root: str | None = None,
     workers: int = 0,
@@ -182,7 +184,8 @@ def extract_run(
 
     With `views` > 0 the training augmentation is applied, anew in every pass. The processes of
     `world` share the images batch by batch; the file is the same for any number of them. The images
-    are those of the run, or of `data_run`.
+    are those of the run, or of `data_run`. Logits are kept unless they are many: readers compute
+    them from the features, chunk by chunk.
     """
     if views and split != "train":
         raise UserError("augmented views are for the train split; leave out --views")
@@ -195,6 +198,8 @@ def extract_run(
     display = display if display and world.is_main else Display(quiet=True)
     head = head_of(model)
     constant = {"class_counts": shown.class_counts, **head_arrays(head)}
+    if keep_logits is None:
+        keep_logits = len(images) * max(views, 1) * head.out_features <= MANY_LOGITS
     remove_parts(path, world)
     world.require_alike(
         model=fingerprint(model), split=split, views=views, dtype=dtype, logits=keep_logits, labels=images.labels_hash

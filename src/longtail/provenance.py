@@ -21,9 +21,10 @@ def versions() -> dict[str, str]:
 
 def provenance() -> dict[str, str]:
     """What stands beside a result of this process."""
-    program = Path(sys.argv[0]).name
+    script, *words = sys.argv
+    program = ["longtail"] if Path(script).name in ("longtail", "__main__.py") else ["python", script]
     return {
-        "command": shlex.join(["longtail" if program == "__main__.py" else program, *sys.argv[1:]]),
+        "command": shlex.join([*program, *words]),
         "commit": _commit(),
         "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{_processor()}, {os.cpu_count()} cores",

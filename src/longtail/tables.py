@@ -185,7 +185,8 @@ def markdown(rows: list[Row], caption: str) -> str:
     seeds = rows[0].seeds
     lines += [
         "",
-        f"Per cent; mean ± 95 % interval over {seeds} seed{'s' if seeds > 1 else ''}. Overall is balanced accuracy. "
+        f"Per cent; {f'mean ± 95 % interval over {seeds} seeds' if seeds > 1 else 'one seed'}. "
+        "Overall is balanced accuracy. "
         "“vs” is the difference of balanced accuracy on the same test images with its paired bootstrap 95 % interval. "
         "Best **bold**, second <u>underlined</u> (lowest for ECE).",
     ]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
+import re
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tyro
 
+from longtail.commands.words import require_known
 from longtail.display import Display
+from longtail.errors import EXIT_CODES, UserError
 
 T = TypeVar("T")
 
@@ -39,12 +45,38 @@ class Output:
 
 
 def parse(kind: type[T], words: Sequence[str], command: str, text: str, default: T | None = None) -> T:
-    """Options of a command from its words; `--help` prints `text` and the options."""
-    return tyro.cli(  # type: ignore[return-value]
-        kind,
-        args=words,
-        prog=f"longtail {command}",
-        description=text,
-        default=default,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    """Options of a command from its words; `--help` prints `text` and the options, a mistake is one line."""
+    require_known(kind, words, command)
+    help_text, complaint = io.StringIO(), io.StringIO()
+    try:
+        # tyro knows nothing of NO_COLOR: it writes plainly to what is not a terminal.
+        with redirect_stderr(complaint), redirect_stdout(help_text) if os.environ.get("NO_COLOR") else nullcontext():
+            return tyro.cli(  # type: ignore[return-value]
+                kind,
+                args=words,
+                prog=f"longtail {command}",
+                description=f"{text}\n{EXIT_CODES}",
+                default=default,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        print(help_text.getvalue(), end="")
+        if stop.code:
+            raise UserError(f"{_first_sentence(complaint.getvalue())}; see longtail {command} --help") from None
+        raise
+
+
+def _first_sentence(box: str) -> str:
+    """What a box of tyro, drawn with lines or plain dashes, says before its first rule; help texts are left out."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box).replace("│", " ").splitlines()
+    lines = [line.removeprefix("  ").rstrip() for line in plain[1:]]  # the first is a title
+    parts = [list(part) for rule, part in itertools.groupby(lines, _is_rule) if not rule]
+    said = parts[0] if parts else ["the options cannot be read"]
+    if not said[0].endswith(":"):
+        return " ".join(" ".join(said).split()).rstrip(".")
+    names = [line.strip() for line in said[1:] if not line.startswith(" " * 8)]
+    return f"{said[0][0].lower()}{said[0][1:]} {', '.join(names)}"
+
+
+def _is_rule(line: str) -> bool:
+    return set(line.strip()) <= set("─-╰╯")

@@ -38,7 +38,7 @@ class Extract(Output):
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored features and logits."""
     no_logits: bool = False
-    """Leave logits out; they are computed from the features when needed (worth it for many classes)."""
+    """Leave logits out; they are computed from the features when needed, as they are anyway above 1 GB of them."""
     root: str | None = None
     """Folder of the data set, if it has moved since training."""
     device: str = "auto"
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
             views=options.views,
             path=path,
             dtype=options.dtype,
-            keep_logits=not options.no_logits,
+            keep_logits=False if options.no_logits else None,
             root=options.root,
             workers=options.workers,
             display=display,

@@ -18,6 +18,7 @@ from longtail.solver import Problem
 from longtail.world import ALONE, World
 
 CHUNK_NUMBERS = 1 << 19  # logits worked on at a time: 2 MB in float32
+COMPUTED_NUMBERS = 1 << 20  # of logits computed from features: a larger product makes more of the weights it reads
 CHUNK_ROWS = 2048  # more would lose digits where float32 numbers of one chunk are added up
 SMALL_PROBLEM = 1 << 22  # logits
 
@@ -62,16 +63,32 @@ class LogitRows:
         return torch.nn.functional.linear(chunk, self._weight, self._bias)
 
     @property
+    def stored(self) -> LogitRows:
+        """What is read from disk or memory: the logits themselves, or the features they are computed from."""
+        return self if self._weight is None else LogitRows(self._rows)
+
+    def of_labels(self, rows: slice, labels: Tensor) -> Tensor:
+        """The logit of each row's own class, (B,) float64; from features this costs no pass over all classes."""
+        if self._weight is None:
+            return self.read(rows).gather(1, labels.unsqueeze(1)).squeeze(1).double()
+        own = (self.stored.read(rows).double() * self._weight[labels].double()).sum(1)
+        return own if self._bias is None else own + self._bias[labels].double()
+
+    @property
     def chunk_rows(self) -> int:
         """Rows in a chunk."""
-        return min(max(CHUNK_NUMBERS // self.shape[1], 1), CHUNK_ROWS)
+        numbers = CHUNK_NUMBERS if self._weight is None else COMPUTED_NUMBERS
+        return min(max(numbers // self.shape[1], 1), CHUNK_ROWS)
+
+    def slices(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
+        """The rows of each chunk from `first` to `last`."""
+        stop = self.shape[0] if last is None else last
+        for start in range(first, stop, self.chunk_rows):
+            yield slice(start, min(start + self.chunk_rows, stop))
 
     def chunks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[slice, Tensor]]:
         """Chunks of rows from `first` to `last`."""
-        size, step = self.shape[0], self.chunk_rows
-        stop = size if last is None else last
-        for start in range(first, stop, step):
-            rows = slice(start, min(start + step, stop))
+        for rows in self.slices(first, last):
             yield rows, self.read(rows)
 
 
@@ -129,10 +146,9 @@ class AffineProblem(Problem):
     def _label_sums(self) -> Tensor:
         """The part of the gradient that does not depend on x: minus what the true classes pull."""
         sums = torch.zeros(2, self.rows.shape[1], dtype=torch.float64)
-        for rows, logits in self.rows.chunks(self.first, self.last):
+        for rows in self.rows.slices(self.first, self.last):
             labels, weights = self.labels[rows], self.sample_weights[rows]
-            own = logits.gather(1, labels.unsqueeze(1)).squeeze(1).double()
-            sums[0].index_add_(0, labels, weights * own)
+            sums[0].index_add_(0, labels, weights * self.rows.of_labels(rows, labels))
             sums[1].index_add_(0, labels, weights)
         return sums
 

@@ -154,18 +154,23 @@ def check_rows(rows: LogitRows) -> None:
         raise UserError(f"0 feature(s) (shape=({size}, 0)) while a minimum of 1 is required.")
     if classes == 1:
         raise UserError(f"one class only: logits of shape ({size}, 1) leave nothing to choose; 1 feature(s)")
-    probabilities = True
-    for where, chunk in rows.chunks():
-        total = chunk.sum(1)
-        if not bool(torch.isfinite(total).all()):
+    computed = rows.stored is not rows
+    name = "features" if computed else "logits"
+    # What a linear head gives is finite if its inputs are; that it gives no probabilities shows in a few rows.
+    probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True
+    for where, chunk in rows.stored.chunks():
+        if not bool(torch.isfinite(chunk.sum(1)).all()):
             finite = torch.isfinite(chunk).all(1)
             if not bool(finite.all()):
                 row = where.start + int((~finite).nonzero()[0])
-                raise UserError(f"logits of row {row} contain NaN or inf; drop that sample or mend the model")
-        if probabilities:
-            probabilities = bool(((total - 1).abs() < 1e-3).all() and (chunk >= 0).all())
+                raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or mend the model")
+        probabilities = probabilities and (computed or _are_probabilities(chunk))
     if probabilities:
         raise UserError("these are probabilities (every row sums to 1), not logits; pass logits, or log(probabilities)")
+
+
+def _are_probabilities(chunk: Tensor) -> bool:
+    return bool(((chunk.sum(1) - 1).abs() < 1e-3).all() and (chunk >= 0).all())
 
 
 def as_labels(y: Any, shape: tuple[int, ...]) -> tuple[Tensor, np.ndarray]:

@@ -78,7 +78,7 @@ function perClass(id, key, title, states) {
   const curves = states.flatMap((state) => curve(state[key], shadeOf(state), state.title));
   draw(id, [countsBehind(), ...curves.map((trace) => ({ ...trace, yaxis: "y2" }))], {
     xaxis: classAxis(),
-    yaxis: { type: "log", side: "right", showgrid: false, tickfont: quiet, title: { text: "training images", font: quiet } },
+    yaxis: { type: "log", dtick: 1, side: "right", showgrid: false, tickfont: quiet, title: { text: "training images", font: quiet, standoff: 8 } },
     yaxis2: { overlaying: "y", side: "left", tickmode: "auto", gridcolor: color("line"), zerolinecolor: color("line"), title: { text: title } },
   });
 }
