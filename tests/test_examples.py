@@ -1,0 +1,104 @@
+"""Every example runs as it stands, and prints what it promises."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`run(script)` gives what it prints; its files go to a folder of the test."""
+
+    def start(script):
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, str(EXAMPLES / script)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return start
+
+
+def scores(text):
+    """The pairs (title, balanced, tail) that a script printed, in order."""
+    found = re.findall(r"^([^:\n]+): balanced ([\d.]+), [a-z -]+ ([\d.]+)$", text, re.MULTILINE)
+    return {title: (float(balanced), float(tail)) for title, balanced, tail in found}
+
+
+def assert_tail_rises(text, before, *after):
+    found = scores(text)
+    for title in after:
+        assert found[title][0] > found[before][0]
+        assert found[title][1] > found[before][1] + 5
+
+
+def test_every_script_says_what_it_shows():
+    assert len(SCRIPTS) == 7
+    for script in SCRIPTS:
+        shown = ast.get_docstring(ast.parse((EXAMPLES / script).read_text(encoding="utf-8")))
+        assert f"python examples/{script}" in shown
+
+
+def test_a_loss_in_a_plain_loop(run):
+    assert_tail_rises(run("plain_loop.py"), "CrossEntropyLoss", "BalancedSoftmax")
+
+
+def test_own_model(run):
+    text = run("own_model.py")
+    assert_tail_rises(text, "before", "after")
+    assert "MyNet with Linear head, 20 numbers learnt" in text
+
+
+def test_saved_logits(run):
+    text = run("saved_logits.py")
+    assert_tail_rises(text, "before", "after")
+    assert len(re.search(r"scale \[(.*)\]", text)[1].split(",")) == 10
+
+
+def test_scikit_learn_pipeline(run):
+    text = run("sklearn_pipeline.py")
+    assert_tail_rises(text, "plain", "repaired")
+    assert re.search(r"chosen \{'method__gamma': \d\.\d\}", text)
+
+
+def test_trainer_of_transformers(run):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    assert_tail_rises(run("transformers_trainer.py"), "cross-entropy", "cross-entropy, then MARC", "Balanced Softmax")
+
+
+def test_lightning(run):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    assert_tail_rises(run("lightning_module.py"), "cross-entropy", "cross-entropy, then MARC", "Balanced Softmax")
+
+
+def test_mlflow(run):
+    pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
+    text = run("mlflow_tracking.py")
+    assert re.search(r"logged \d\d parameters and 8 metrics", text)
+    losses = [float(value) for value in re.findall(r"\d+:(\d+\.\d+)", text)]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    assert re.search(r"balanced accuracy on validation images: \d+\.\d", text)
+
+
+def test_the_notebook(monkeypatch, tmp_path):
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.read(EXAMPLES / "tour.ipynb", 4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # kept without results, so that changes can be read
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    text = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+    assert_tail_rises(text, "before", "after")
+    assert "This classifier is long-tail biased" in text
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
