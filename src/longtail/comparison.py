@@ -171,6 +171,14 @@ def run_cell(cell: Cell, quiet: bool = True) -> dict[str, Any]:
     return result
 
 
+def _workers(jobs: int) -> Parallel:
+    """joblib's workers, of the backend in force; results come one by one where it can hand them out so."""
+    try:
+        return Parallel(n_jobs=jobs, return_as="generator_unordered")
+    except ValueError:  # Ray's backend gives them all at the end
+        return Parallel(n_jobs=jobs)
+
+
 def compare(
     config: TrainConfig,
     methods: Sequence[str],
@@ -209,8 +217,7 @@ def compare(
     total, number = len(first) + len(second), 0
     with display.task("comparing", len(first) * TRAINING_COST + len(second), unit="units of work") as task:
         for stage, cost in ((first, TRAINING_COST), (second, 1)):
-            run = Parallel(n_jobs=jobs, return_as="generator_unordered")
-            for result in run(delayed(run_cell)(cell, display.quiet or jobs != 1) for cell in stage):
+            for result in _workers(jobs)(delayed(run_cell)(cell, display.quiet or jobs != 1) for cell in stage):
                 number += 1
                 score = f"{result['method']}, seed {result['seed']}: balanced {100 * result['metrics']['balanced']:.1f}"
                 task.advance(cost)

@@ -1,0 +1,188 @@
+"""How training and the exact solver scale: with a second process, and with the size of the problem.
+
+1. Two processes of one thread each beside one, in one launch and in turns: the same batches of ResNet-32 on
+   CIFAR-10, and the same solve. While one process works alone, the other waits.
+2. `exact` over two decades of N and of K, one thread: seconds against N x K on logarithmic scales.
+
+Start it plainly; it starts torchrun by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import cifar_root, seconds, write_results
+from torch.nn.parallel import DistributedDataParallel
+
+from longtail import MARC, Outputs
+from longtail.data.imbalance import long_tail_counts
+from longtail.display import Display
+from longtail.recipes import RECIPES
+from longtail.training.loop import Trainer, TrainingStep
+from longtail.world import ALONE, World, join
+
+STEPS = 4
+DECADES = (2e6, 6e6, 2e7, 6e7, 2e8)
+
+
+def training(folder: Path, root: str, world: World) -> list[dict[str, float]]:
+    """Seconds of the same steps by one process and by all."""
+    config = replace(RECIPES["cifar10-lt-100"], root=root, device="cpu", epochs=90)
+    trainers = {"all": Trainer(config, folder / "all", world, Display(quiet=True))}
+    if world.is_main:
+        trainers["one"] = Trainer(config, folder / "one", ALONE, Display(quiet=True))
+    steps = {name: TrainingStep(trainer.state.model, trainer.state.objective) for name, trainer in trainers.items()}
+    loops = {
+        "one": (steps.get("one"), trainers["one"]._batches() if "one" in trainers else None),
+        "all": (DistributedDataParallel(steps["all"]), trainers["all"]._batches()),
+    }
+
+    def run(name: str) -> None:
+        step, batches = loops[name]
+        if step is None or batches is None:
+            return
+        for _ in range(STEPS):
+            trainers[name]._step(step, next(batches))
+
+    return in_turns(run, world)
+
+
+def solving(folder: Path, world: World) -> list[dict[str, float]]:
+    """Seconds of the same solve by one process and by all."""
+    path = folder / "solve.safetensors"
+    if world.is_main:
+        outputs_of(60_000, 300).save(path)
+    world.barrier()
+    problems = {"one": Outputs.open(path), "all": Outputs.open(path, world=world)}
+
+    def run(name: str) -> None:
+        if name == "all" or world.is_main:
+            MARC().fit(problems[name])
+
+    return in_turns(run, world)
+
+
+def in_turns(run: object, world: World, rounds: int = 5) -> list[dict[str, float]]:
+    """Seconds of `run("one")` and `run("all")`, taken in turns after a first round that does not count."""
+    assert callable(run)
+    taken = []
+    for _ in range(rounds + 1):
+        times = {}
+        for name in ("one", "all"):
+            world.barrier()
+            times[name] = seconds(lambda name=name: (run(name), world.barrier()))
+        taken.append(times)
+    return taken[1:]
+
+
+def outputs_of(samples: int, classes: int) -> Outputs:
+    """Logits of a biased classifier on a long tail of imbalance 100."""
+    generator = torch.Generator().manual_seed(0)
+    shape = long_tail_counts(classes, 100_000, 100, "exp")
+    counts = np.maximum(np.round(shape / shape.sum() * samples), 2).astype(np.int64)
+    labels = np.repeat(np.arange(classes), counts)
+    means = torch.randn(classes, 32, generator=generator)
+    features = 0.8 * means[labels] + torch.randn(len(labels), 32, generator=generator)
+    bias = 0.3 * torch.from_numpy(np.log(counts / counts.mean())).float()
+    logits = torch.nn.functional.linear(features, 0.4 * means, bias).numpy()
+    return Outputs(labels, counts, logits=logits)
+
+
+def growth() -> list[dict[str, float]]:
+    """Seconds of `exact` where N or K grows."""
+    points = []
+    for varied in ("N", "K"):
+        for size in DECADES:
+            samples, classes = (int(size / 100), 100) if varied == "N" else (200_000, int(size / 200_000))
+            outputs = outputs_of(samples, classes)
+            fits = [MARC().fit(outputs).result_ for _ in range(3 if size < 5e7 else 1)]
+            taken = statistics.median(fit.seconds for fit in fits)
+            points.append(
+                {
+                    "varied": varied,
+                    "N": len(outputs),
+                    "K": classes,
+                    "seconds": taken,
+                    "passes": fits[0].iterations,
+                }
+            )
+    return points
+
+
+def slope(points: list[dict[str, float]]) -> float:
+    sizes = np.log([point["N"] * point["K"] for point in points])
+    return float(np.polyfit(sizes, np.log([point["seconds"] for point in points]), 1)[0])
+
+
+def child(folder: Path, root: str) -> None:
+    """What the processes measure together, written by the first."""
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.*")
+    torch.set_num_threads(1)
+    with join("cpu") as world:
+        results = {"training": training(folder, root, world), "solving": solving(folder, world)}
+        if world.is_main:
+            (folder / "results.json").write_text(json.dumps(results))
+
+
+def report(together: dict[str, list[dict[str, float]]], points: list[dict[str, float]]) -> None:
+    rows: list[dict[str, object]] = []
+    for name, taken in together.items():
+        ratios = [times["one"] / times["all"] for times in taken]
+        rows.append(
+            {
+                "what": f"{name}, two processes beside one",
+                "measured": statistics.median(ratios),
+                "asked for": "≥ 1.7 x",
+                "lowest": min(ratios),
+                "highest": max(ratios),
+                "one, s": statistics.median(times["one"] for times in taken),
+                "two, s": statistics.median(times["all"] for times in taken),
+            }
+        )
+    for varied in ("N", "K"):
+        own = [point for point in points if point["varied"] == varied]
+        rows.append({"what": f"exact, slope over {varied}", "measured": slope(own), "asked for": "≤ 1.1"})
+    rows.append({"what": "exact, slope over N x K, all points", "measured": slope(points), "asked for": "≤ 1.1"})
+    for point in points:
+        what = f"exact, N {point['N']:,}, K {point['K']:,}: seconds ({point['passes']} passes)"
+        rows.append({"what": what, "measured": point["seconds"]})
+    write_results(
+        "scaling",
+        "How training and the exact solver scale",
+        rows,
+        "All processes have one thread. Ratios are medians over rounds in which one process and two take turns.",
+        load=" ".join(f"{value:.1f}" for value in os.getloadavg()),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="folder of CIFAR-10 (default: unpacked below benchmarks/.data)")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    root = arguments.root or str(cifar_root())
+    if arguments.child:
+        child(arguments.child, root)
+        return
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*start, "--child", folder, "--root", root], check=True, env=environment)
+        together = json.loads((Path(folder) / "results.json").read_text())
+    report(together, growth())
+
+
+if __name__ == "__main__":
+    main()
