@@ -162,7 +162,7 @@ class Shares(HeadFirst):
 @pytest.mark.parametrize(
     ("build", "head"),
     [(sequential, "3"), (HeadFirst, "verdict"), (Misleading, "verdict")],
-    ids=lambda value: str(value),
+    ids=["sequential", "head first", "misleading"],
 )
 def test_the_layer_that_answers_is_found(build, head, digits):
     images, labels = digits
