@@ -77,7 +77,7 @@ with join("cpu") as world:
         shared_mean.observe(features[own])
     torch.testing.assert_close(shared.means(), alone.means())
     torch.testing.assert_close(shared_mean.mean_features, alone_mean.mean_features)
-    print("agree", world.size)
+    print(f"agree {world.size}")  # in one piece, as both print at once
 """
 
 
