@@ -26,6 +26,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# The network is tiny: more threads would only wait for each other.
+demo: export OMP_NUM_THREADS = 1
 demo: install
 	@rm -rf demo
 	$(BIN)/longtail train digits-lt --out demo/digits
