@@ -6,10 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+STOPPED_SECONDS = 60.0  # in which all processes end once one of them has
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -44,28 +48,42 @@ def torchrun():
     return run
 
 
+def wait_until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"still running after {seconds} s"
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="session")
 def by_hand():
     """`by_hand(first, second)` starts the processes of one run, each given as (words, environment, folder)."""
 
-    def run(*ranks: tuple[list[object], dict[str, str], Path], seconds: float = 60) -> list[tuple[int, str]]:
+    def run(*ranks: tuple[list[object], dict[str, str], Path]) -> list[tuple[int, str]]:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(ranks))}
+        shared["LONGTAIL_JOIN_TIMEOUT"] = "150"  # a busy machine may take long to start Python
+        printed = [tempfile.TemporaryFile("w+") for _ in ranks]  # noqa: SIM115 — closed below, after the processes
         started = [
             subprocess.Popen(
                 [sys.executable, *map(str, words)],
                 env=surroundings(**{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment}),
                 cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                stderr=printed[rank],
             )
             for rank, (words, environment, folder) in enumerate(ranks)
         ]
         try:
-            printed = [process.communicate(timeout=seconds)[1] for process in started]
+            wait_until(lambda: any(process.poll() is not None for process in started), 200)
+            wait_until(lambda: all(process.poll() is not None for process in started), STOPPED_SECONDS)
         finally:
             for process in started:
                 process.kill()
-        return [(process.returncode, text) for process, text in zip(started, printed, strict=True)]
+                process.wait()
+            for file in printed:
+                file.seek(0)
+            texts = [file.read() for file in printed]
+            for file in printed:
+                file.close()
+        return [(process.returncode, text) for process, text in zip(started, texts, strict=True)]
 
     return run

@@ -1,7 +1,6 @@
 """Processes that do not fit together stop, all of them, and one says why."""
 
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -120,11 +119,9 @@ def test_resuming_with_another_number_of_processes(by_hand, tmp_path, monkeypatc
 
 
 def test_a_process_that_never_comes(by_hand, tmp_path):
-    began = time.monotonic()
     alone = {"WORLD_SIZE": "2", "LONGTAIL_JOIN_TIMEOUT": "3"}
     ended = by_hand(([*TRAIN, "--out", tmp_path / "run"], alone, tmp_path))
     assert "not all of 2 processes came together within 3 s" in one_reason(ended)
-    assert time.monotonic() - began < 60
 
 
 def test_a_killed_process_is_missed(by_hand, tmp_path):
