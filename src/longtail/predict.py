@@ -15,7 +15,7 @@ from longtail.data.loading import in_order, load
 from longtail.display import Display
 from longtail.world import World
 
-BATCH = 256
+BATCH = 64  # with more, activations outgrow what the allocator keeps, and every layer faults its pages in again
 
 
 @contextmanager
