@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from longtail.metrics import SHOTS
+from longtail.metrics import SHOTS, Metrics
 from longtail.report.summary import State, Summary, grouped_confusion
 
 BEFORE, AFTER, OTHER, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#d9dde3"
@@ -116,27 +116,27 @@ def disalign_beside_marc(summary: Summary) -> Figure:
     return _means(summary, [(summary.before, BEFORE), *extra, (summary.after, AFTER)])
 
 
-def class_accuracy(summary: Summary) -> Figure:
+def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], str]) -> tuple[Figure, Axes]:
+    """A score of every class before and after; `mean` says its mean in the legend."""
     figure, (axes,) = _panels(1, width=6.5)
     for state, color in ((summary.before, BEFORE), (summary.after, AFTER)):
-        values = 100 * np.array([np.nan if v is None else v for v in state.metrics.per_class])
-        _curve(axes, summary, values, color, f"{state.title}: {100 * state.metrics.balanced:.1f} on average")
+        values = 100 * np.array([np.nan if v is None else v for v in getattr(state.metrics, score)])
+        _curve(axes, summary, values, color, f"{state.title}: {mean(state.metrics)}")
     _behind(axes, summary)
     _classes(axes, summary)
-    axes.set_ylabel(f"accuracy, {summary.split} images (%)")
+    axes.set_ylabel(f"{what}, {summary.split} images (%)")
+    return figure, axes
+
+
+def class_accuracy(summary: Summary) -> Figure:
+    figure, axes = _scores(summary, "accuracy", "per_class", lambda m: f"{100 * m.balanced:.1f} on average")
     axes.set_ylim(0, 102)
     _legend(axes)
     return figure
 
 
 def f1_scores(summary: Summary) -> Figure:
-    figure, (axes,) = _panels(1, width=6.5)
-    for state, color in ((summary.before, BEFORE), (summary.after, AFTER)):
-        values = 100 * np.array([np.nan if v is None else v for v in state.metrics.f1_per_class])
-        _curve(axes, summary, values, color, f"{state.title}: macro F1 {100 * state.metrics.macro_f1:.1f}")
-    _behind(axes, summary)
-    _classes(axes, summary)
-    axes.set_ylabel(f"F1, {summary.split} images (%)")
+    figure, axes = _scores(summary, "F1", "f1_per_class", lambda m: f"macro F1 {100 * m.macro_f1:.1f}")
     _legend(axes)
     return figure
 
