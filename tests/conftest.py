@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 
@@ -9,18 +10,22 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from longtail.data.cifar import CIFARS
+from filelock import FileLock
+from hypothesis import settings
 
 HERE = Path(__file__).resolve().parent
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 def _shared_folder() -> Path | None:
@@ -81,13 +86,15 @@ def cifar_features(shared: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished training run on long-tailed digits; tests that write into it take a copy."""
     import longtail
 
     folder = tmp_path_factory.mktemp("runs") / "digits"
     longtail.train(replace(longtail.RECIPES["digits-lt"], device="cpu"), folder)
-    return folder
+    files = sorted(folder.rglob("*"))
+    yield folder
+    assert sorted(folder.rglob("*")) == files, "a test wrote into the run that all tests read: it needs digits_copy"
 
 
 @pytest.fixture
@@ -99,11 +106,18 @@ def digits_copy(digits_run: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def cifar_root(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CIFAR-10 and CIFAR-100 in the python and binary layouts, made from the real images once."""
-    root = tmp_path_factory.mktemp("cifar")
-    script = str(shared / "data" / "unpack.py")
-    for layout in ("python", "binary"):
-        commands = [[sys.executable, script, name, str(root / layout), "--layout", layout] for name in CIFARS]
-        processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
-        assert [process.wait() for process in processes] == [0, 0]
+    """CIFAR-10 and CIFAR-100 in the python and binary layouts, made from the real images once for all workers."""
+    folder = tmp_path_factory.getbasetemp()
+    root = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cifar"
+    with FileLock(f"{root}.lock"):
+        if not root.exists():
+            spec = importlib.util.spec_from_file_location("unpack", shared / "data" / "unpack.py")
+            assert spec is not None
+            assert spec.loader is not None
+            unpack = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(unpack)
+            unpack.shuffled = lru_cache(unpack.shuffled)  # type: ignore[attr-defined]  # decoded once for both layouts
+            for binary, layout in enumerate(("python", "binary")):
+                unpack.write_cifar10(root / layout, bool(binary))
+                unpack.write_cifar100(root / layout, bool(binary))
     return root

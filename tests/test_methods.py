@@ -1,6 +1,7 @@
 """Every registered method, end to end on long-tailed digits: trains, resumes, evaluates, is listed."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,9 +72,9 @@ def test_a_stage_one_method_goes_on_bit_for_bit(name, tmp_path, monkeypatch):
 def calibrated(digits_run, tmp_path_factory) -> dict[str, tuple[Path, longtail.Run]]:
     """Every post-hoc method on one trained network."""
     out = tmp_path_factory.mktemp("calibrated")
+    run = Run.open(shutil.copytree(digits_run, out / "digits"))
     results = {}
     for name in POSTHOC_METHODS:
-        run = Run.open(digits_run)
         results[name] = calibrate_run(run, build_posthoc(name, {}), name, ALONE, out=out / name)
     return results
 

@@ -27,8 +27,8 @@ def example(size=50, **changes):
 
 def test_what_is_written_is_read_and_is_plain_safetensors(tmp_path):
     outputs = example()
-    outputs.save(tmp_path / "o.safetensors")
-    read = Outputs.open(tmp_path / "o.safetensors", model="abc")
+    outputs.save(str(tmp_path / "o.safetensors"))
+    read = Outputs.open(str(tmp_path / "o.safetensors"), model="abc")
     for name in ("labels", "logits", "features", "class_counts", "head_weight", "head_bias", "indices"):
         np.testing.assert_array_equal(getattr(read, name), getattr(outputs, name))
     assert (read.split, read.views, read.class_names) == ("validation", 0, ("x", "y", "z"))

@@ -140,7 +140,7 @@ def test_extreme_logits_and_one_sample_per_class_stay_finite(name):
     rng = np.random.default_rng(0)
     logits = (1e4 * rng.choice([-1, 1], size=(4, 4))).astype(np.float32)
     features = rng.normal(size=(4, 6)).astype(np.float32)
-    options = {"tau": "1"} if name == "tau-norm" else {}
+    options = {"tau-norm": {"tau": "1"}, "disalign": {"max_iter": "200"}}.get(name, {})
     method = build_posthoc(name, options).fit(logits, np.arange(4), features=features)
     assert np.isfinite(method.transform(logits, features)).all()
     assert np.isfinite(method.predict_proba(logits, features)).all()
