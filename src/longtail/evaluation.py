@@ -30,7 +30,7 @@ def evaluate_run(
 ) -> tuple[Metrics, Run, Path]:
     """Metrics of a finished run on a split, the run, and the JSON file they were written to."""
     with join(device) as world:
-        run = Run.open(Path(folder))
+        run = Run.open(folder)
         model = run.load_model()
         splits = run.splits(root)
         world.require_alike(model=run.model_hash(), split=split)

@@ -91,11 +91,11 @@ class Outputs:
         counts = train.class_counts
         return replace(self, class_counts=counts, head_weight=head.head_weight, head_bias=head.head_bias)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write to a file, atomically."""
         tensors = {name: getattr(self, name) for name in _TENSORS if getattr(self, name) is not None}
         shapes = {name: (value.shape, value.dtype) for name, value in tensors.items()}
-        with create(path, shapes, self._header()) as arrays:
+        with create(Path(path), shapes, self._header()) as arrays:
             for name, value in tensors.items():
                 arrays[name][...] = value
 
@@ -103,9 +103,9 @@ class Outputs:
         return header(self.split, self.views, self.model, self.class_names)
 
     @classmethod
-    def open(cls, path: Path, *, model: str | None = None, world: World = ALONE) -> Outputs:
+    def open(cls, path: Path | str, *, model: str | None = None, world: World = ALONE) -> Outputs:
         """Map a file; with `model`, refuse outputs that belong to another."""
-        arrays, details = read(path)
+        arrays, details = read(Path(path))
         if details.get("kind") != KIND:
             raise UserError(f"{path} holds no outputs of a model")
         if model is not None and details["model"] != model:

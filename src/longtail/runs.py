@@ -53,8 +53,9 @@ class Run:
     details: dict[str, Any]
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
+    def open(cls, folder: Path | str) -> Run:
         """Open an existing run; an error says what is missing."""
+        folder = Path(folder)
         try:
             details = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:

@@ -37,7 +37,7 @@ def write_package(source: Path, out: Path) -> tuple[None, str]:
     if (source / CALIBRATION_FILE).is_file():
         write_text(out / CALIBRATION_FILE, (source / CALIBRATION_FILE).read_text(encoding="utf-8"))
     write_json(out / RUN_FILE, details)
-    return None, f"load it with longtail.Run.open(Path({str(out)!r})).load_model()"
+    return None, f"load it with longtail.Run.open({str(out)!r}).load_model()"
 
 
 def model_card(run: Run) -> str:
@@ -128,11 +128,9 @@ def _loading(run: Run) -> str:
     return f"""## How to load
 
 ```python
-from pathlib import Path
-
 import longtail
 
-run = longtail.Run.open(Path("."))  # the folder of this file
+run = longtail.Run.open(".")  # the folder of this file
 model = run.load_model()
 logits = model(images)  # (N, {channels}, {side}, {side}) to (N, {len(run.class_names)})
 ```
