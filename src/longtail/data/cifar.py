@@ -8,7 +8,6 @@ Data: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 
 from __future__ import annotations
 
-import io
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +177,7 @@ def _latin1_bytes(text: str, codec: str) -> bytes:
 def load_plain_pickle(path: Path) -> Any:
     """Read a pickle of arrays and plain values without running anything it names."""
     try:
-        return _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        with path.open("rb") as file:
+            return _PlainUnpickler(file, encoding="bytes").load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is not a CIFAR file, or is cut short or altered: {error}") from error

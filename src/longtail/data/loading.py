@@ -24,21 +24,52 @@ class Batch:
     indices: Tensor
 
 
-class _DrawnBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """A map from draws to augmented uint8 batches; what a worker process runs."""
+Drawn = tuple[Tensor, Tensor, Tensor]  # augmented uint8 pixels, labels, indices
+
+# Images in memory that are augmented together: an operation on one image takes as long as on ten.
+TOGETHER = 512
+
+
+class _DrawnBatches(Dataset[Drawn]):
+    """A map from draws to augmented batches; what a worker process runs."""
 
     def __init__(self, images: Images, transform: Transform) -> None:
         self.images = images
         self.transform = transform
 
-    def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
-        numbers = self.transform.numbers(draw.first, len(draw.indices))
+    def __getitem__(self, draw: Draw) -> Drawn:
+        return self._read(draw.indices, self._numbers(draw))
+
+    def several(self, plan: Iterable[Draw]) -> Iterator[Drawn]:
+        """The same batches, some of them augmented at a time; for images that are never broken."""
+        for draws in _groups(plan):
+            numbers = np.concatenate([self._numbers(draw) for draw in draws])
+            read = self._read(np.concatenate([draw.indices for draw in draws]), numbers)
+            sizes = [len(draw.indices) for draw in draws]
+            yield from zip(*(tensor.split(sizes) for tensor in read), strict=True)
+
+    def _numbers(self, draw: Draw) -> np.ndarray:
+        return self.transform.numbers(draw.first, len(draw.indices))
+
+    def _read(self, indices: np.ndarray, numbers: np.ndarray) -> Drawn:
         decode = self.transform.decode
         split = decode.columns if decode else 0
-        pixels, kept = self.images.read(draw.indices, decode, numbers[:, :split])
+        pixels, kept = self.images.read(indices, decode, numbers[:, :split])
         pixels = self.transform.augment(pixels, torch.from_numpy(numbers[kept][:, split:]))
-        indices = torch.from_numpy(draw.indices[kept])
-        return pixels, self.images.labels[indices], indices
+        places = torch.from_numpy(indices[kept])
+        return pixels, self.images.labels[places], places
+
+
+def _groups(plan: Iterable[Draw]) -> Iterator[list[Draw]]:
+    """Draws in their order, as many at a time as make `TOGETHER` images."""
+    group: list[Draw] = []
+    for draw in plan:
+        group.append(draw)
+        if sum(len(drawn.indices) for drawn in group) >= TOGETHER:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def load(
@@ -51,11 +82,11 @@ def load(
     """
     device = device or torch.device("cpu")
     drawn = _DrawnBatches(images, transform)
-    source: Iterable[tuple[Tensor, Tensor, Tensor]]
+    source: Iterable[Drawn]
     if isinstance(images, DecodedImages):
         source = DataLoader(drawn, batch_size=None, sampler=plan, num_workers=workers, pin_memory=device.type == "cuda")
     else:
-        source = map(drawn.__getitem__, plan)
+        source = drawn.several(plan)
     for pixels, labels, indices in source:
         moved = pixels.to(device, non_blocking=True)
         yield Batch(transform.normalise(moved), labels.to(device, non_blocking=True), indices)

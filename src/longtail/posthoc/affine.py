@@ -163,8 +163,9 @@ class AffineProblem(Problem):
             yield rows, logits, calibrated
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        value = torch.zeros(1, dtype=torch.float64)
-        sums = -self._targets
+        totals = torch.zeros(1 + self._targets.numel(), dtype=torch.float64)  # one exchange between processes
+        value, sums = totals[:1], totals[1:].view_as(self._targets)
+        sums -= self._targets
         for rows, logits, work in self._calibrate(x):
             highest = work.amax(1, keepdim=True)
             own = work.gather(1, self.labels[rows].unsqueeze(1))
@@ -175,7 +176,7 @@ class AffineProblem(Problem):
             sums[1] += torch.mv(work.T, weights)
             sums[0] += torch.mv(work.mul_(logits).T, weights)
         sums[1] *= self.norms
-        self.world.sum(value), self.world.sum(sums)
+        self.world.sum(totals)
         pull = x - self.centre
         gradient = sums.flatten().numpy() + self.ridge * pull
         if not self.shifts:
