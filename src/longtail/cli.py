@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -43,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return _dispatch(words)
     except ToldError:
         return EXIT_USER_ERROR
     except UserError as error:
@@ -57,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`longtail … | head`): not our mistake.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # What the system does not allow: a file where a folder should be, no space, no permission.
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return EXIT_USER_ERROR
 
 
 def _dispatch(words: list[str]) -> int:
@@ -82,6 +89,11 @@ def _print_help() -> None:
         table.add_row(f"  [bold]{name}[/bold]", summary)
     console.print(table)
     console.print(f"\nexample: {EXAMPLE}\n\n{EXIT_CODES}\n{ENVIRONMENT}", markup=False)
+
+
+def _warn(message: Warning | str, *where: object, **more: object) -> None:
+    """A warning as one line, without the place in the code that it comes from."""
+    _complain(f"warning: {' '.join(str(message).split())}")
 
 
 def _complain(message: str) -> None:

@@ -27,10 +27,10 @@ KNOWN = ("class_counts", "head_weight", "head_bias", "features")
 
 def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train") -> Outputs:
     """Outputs from a file of saved logits; `labels` is a second file, for .npy."""
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"{path}: cannot read {path.suffix or 'a file without ending'}; use {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise UserError(f"{path} does not exist")
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path}: cannot read {path.suffix or 'a file without ending'}; use {', '.join(SUFFIXES)}")
     if path.suffix == ".safetensors":
         arrays, details = read(path)
         if details.get("kind") == KIND:
@@ -38,6 +38,8 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
     else:
         arrays = {".npz": _read_npz, ".npy": _read_npy, ".csv": _read_csv}[path.suffix](path)
     if labels is not None:
+        if any(name in arrays for name in LABEL_NAMES):
+            raise UserError(f"{path} has labels of its own; leave out --labels")
         arrays["labels"] = _read_npy(labels)["logits"]
     return _outputs(path, arrays, split)
 
@@ -47,7 +49,8 @@ def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
     if "logits" not in arrays:
         raise UserError(f"{path} has no array called logits; it has: {', '.join(arrays) or 'nothing'}")
     if not found:
-        raise UserError(f"{path} has no labels (an array called labels); give them with --labels FILE.npy")
+        elsewhere = "give them with --labels FILE.npy" if split == "train" else "put logits and labels into one .npz"
+        raise UserError(f"{path} has no labels (an array called labels); {elsewhere}")
     try:
         logits = np.asarray(as_logits(arrays["logits"]))
         truth, _ = as_labels(arrays[found[0]], logits.shape)
@@ -69,8 +72,8 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a whole .npz file of plain arrays: {error}") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not a whole .npz file of plain arrays") from error
 
 
 def _read_npy(path: Path) -> dict[str, np.ndarray]:
@@ -79,7 +82,7 @@ def _read_npy(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is not a whole .npy file of a plain array: {error}") from error
+        raise UserError(f"{path} is not a whole .npy file of a plain array") from error
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:

@@ -61,6 +61,10 @@ def parse(kind: type[T], words: Sequence[str], command: str, text: str, default:
             )
     except SystemExit as stop:
         print(help_text.getvalue(), end="")
+        if stop.code and "Failed to parse key-value pairs" in complaint.getvalue():
+            raise UserError(
+                f"--options takes names and values in turn: longtail {command} … --options name value"
+            ) from None
         if stop.code:
             raise UserError(f"{_first_sentence(complaint.getvalue())}; see longtail {command} --help") from None
         raise

@@ -12,11 +12,11 @@ from longtail.commands.common import Output, parse
 
 HELP = """Write a trained model, plain or calibrated, for another program.
 
-onnx          the network for onnxruntime and others, any number of images at once; the command compares
-              its logits with torch's to 1e-4 if onnxruntime is installed (pip install 'longtail[export]')
-torch-export  a .pt2 program that torch runs without this library; compared likewise
-safetensors   a folder: weights, run.json and a model card (README.md)
-npz, json     the last layer alone, with class names and its formula in three lines
+  onnx          the network for onnxruntime and others, any number of images at once; the command compares
+                its logits with torch's to 1e-4 if onnxruntime is installed (pip install 'longtail[export]')
+  torch-export  a .pt2 program that torch runs without this library; compared likewise
+  safetensors   a folder: weights, run.json and a model card (README.md)
+  npz, json     the last layer alone, with class names and its formula in three lines
 
 The networks of onnx and torch-export take pixels from 0 to 1: normalisation is inside. A folder that
 `longtail calibrate FILE` wrote has no network; npz and json write its scale and shift per class.
