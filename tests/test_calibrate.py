@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
-from longtail import MARC, Outputs
+from longtail import MARC, DisAlign, Outputs
 from longtail.calibration import calibrate_run, run_outputs
 from longtail.cli import main
 from longtail.errors import UserError
@@ -68,6 +68,105 @@ def test_any_model_is_repaired_and_stays_of_its_class(trained, bias):
 
     assert tail(after) > tail(before) + 0.1
     assert method.result_.converged
+
+
+class TwoNames(Model):
+    """The head has two names and stands in a list besides."""
+
+    def __init__(self, bias: bool = True):
+        super().__init__(bias)
+        self.net = nn.Sequential(self.body, self.top)
+        self.steps = [self.body, self.top]
+
+
+class InSequence(TwoNames):
+    def forward(self, x):
+        return self.net(x)
+
+
+class InAList(TwoNames):
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+@pytest.mark.parametrize("build", [InSequence, InAList])
+def test_a_head_with_several_names_is_replaced_under_all_of_them(trained, build):
+    model, train, (test_x, _) = trained(True)
+    other = build()
+    other.load_state_dict({**other.state_dict(), **model.state_dict()})
+    repaired, method = longtail.calibrate(other, [train], device="cpu")
+    assert repaired.net[1] is repaired.top
+    with torch.no_grad():
+        np.testing.assert_allclose(repaired(test_x), method.transform(model(test_x)), atol=1e-4)
+        torch.testing.assert_close(other(test_x), model(test_x))
+    assert longtail.find_head(other, "net.1") == "net.1"
+
+
+@pytest.mark.parametrize("method", [MARC(), DisAlign(max_iter=3)], ids=["marc", "disalign"])
+def test_heads_whose_weight_is_computed(trained, method):
+    """Reading the weight of a spectral norm in training mode changes its state."""
+    model, train, (test_x, _) = trained(True)
+    nn.utils.parametrizations.spectral_norm(model.top)
+    model.train()
+    model(train[0])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    repaired, fitted = longtail.calibrate(model, [train], method, device="cpu")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        features = model.body(test_x)
+        expected = fitted.transform(model.eval()(test_x), features)
+    np.testing.assert_allclose(repaired.eval()(test_x).detach(), expected, atol=1e-4)
+
+
+def test_what_the_caller_set_stays_set(trained):
+    model, train, _ = trained(True)
+    model.body.eval()
+    model.train(True)
+    model.body[0].eval()
+    model.requires_grad_(False)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    repaired, _ = longtail.calibrate(model, [train], device="cpu")
+    assert torch.rand(1) == expected
+    for one in (model, repaired):
+        assert (one.training, one.body.training, one.body[0].training, one.top.training) == (True, True, False, True)
+        assert not any(parameter.requires_grad for parameter in one.parameters())
+
+
+class Remembers(Model):
+    """Keeps a table it made on its first pass."""
+
+    table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0.5, 1, 16)
+        return self.top(self.body(x) * self.table)
+
+
+def test_a_model_can_be_trained_on_afterwards(trained):
+    _, (x, y), _ = trained(True)
+    model = Remembers(True)
+    longtail.calibrate(model, [(x, y)], device="cpu")
+    nn.functional.cross_entropy(model(x), y).backward()
+    assert model.body[0].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([60, 20, 5], "4 classes, but class_counts is of 3"),
+        ([-1, 20, 5, 3], "whole numbers of training samples"),
+        ([0.4, 0.3, 0.2, 0.1], "whole numbers of training samples"),
+    ],
+)
+def test_class_counts_that_cannot_be(trained, counts, message):
+    model, train, _ = trained(True)
+    with pytest.raises(UserError, match=message):
+        longtail.calibrate(model, [train], class_counts=counts, device="cpu")
 
 
 def test_gamma_auto_with_a_validation_loader(trained):
@@ -161,6 +260,16 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
     assert "holds a calibration already" in error
 
 
+@pytest.mark.filterwarnings("default:not solved")
+def test_a_warning_is_one_line(capsys, tmp_path):
+    np.savez(tmp_path / "a.npz", logits=np.random.default_rng(0).normal(size=(20, 2)), labels=np.arange(20) % 2)
+    words = ["calibrate", tmp_path / "a.npz", "--out", tmp_path / "o", "--options", "max_iter", "1", "--quiet"]
+    code, _, error = run_command(capsys, *words)
+    assert code == 0
+    assert error.startswith("longtail: warning: not solved: after 2 passes")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -170,6 +279,13 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
         (["{npz}", "--out", "{tmp}/o", "--options", "gamma", "auto"], "needs held-out outputs"),
         (["{tmp}/none.npz", "--out", "{tmp}/o"], "none.npz does not exist"),
         (["{tmp}"], "is not a run folder"),
+        (["{tmp}/none", "--out", "{tmp}/o"], "none does not exist"),
+        (["{npz}", "--out", "{npz}"], "a.npz: File exists"),
+        (["{npz}", "--out", "{npz}/o"], "a.npz/o: Not a directory"),
+        (["{npz}", "--out", "{tmp}/o", "--labels", "{npz}"], "a.npz has labels of its own; leave out --labels"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "gamma"], "--options takes names and values in turn"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "solver", "sgd", "seed", "-1"], "seed must be a whole number"),
+        (["{npz}", "--out", "{tmp}/o", "--method", "crt"], "an array called features"),
     ],
 )
 def test_mistakes_are_one_line(capsys, tmp_path, words, message):

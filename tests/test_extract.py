@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import longtail
 from longtail import Outputs
@@ -33,15 +33,22 @@ class TakesNames(Small):
 X, Y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
 @pytest.mark.parametrize(
     "loader",
     [
         DataLoader(TensorDataset(X, Y), batch_size=6),
+        DataLoader(Stream(), batch_size=6),
+        Stream(),
         [(X[:10], Y[:10]), (X[10:], Y[10:])],
         [[X, Y, "ignored"]],
         ((X[i : i + 1], Y[i : i + 1]) for i in range(20)),
     ],
-    ids=["DataLoader", "list", "more entries", "generator"],
+    ids=["DataLoader", "DataLoader of a stream", "stream", "list", "more entries", "generator"],
 )
 def test_any_loader_gives_features_and_logits_in_evaluation_mode(loader):
     model = Small().train()
@@ -69,6 +76,46 @@ def test_batches_of_named_inputs():
     np.testing.assert_allclose(nested.logits, outputs.logits)
 
 
+class Halves(Small):
+    def forward(self, x):
+        answer = super().forward(x)
+        answer /= 2
+        return answer
+
+
+def test_a_model_that_works_on_in_place():
+    model = Halves().eval()
+    outputs = longtail.extract(model, [(X, Y)], device="cpu")
+    np.testing.assert_allclose(outputs.logits, 2 * model(X).detach(), atol=1e-6)
+
+
+class WithFeatures(Small):
+    """Answers with its embedding, which is a linear layer's too, and its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 6)
+
+    def forward(self, x):
+        features = self.body(x)
+        return features, self.fc(features)
+
+
+class WithRotation(WithFeatures):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        features = self.body(x)
+        return {"pred": self.fc(features), "rotation": self.head(features)}
+
+
+def test_of_several_answers_the_caller_says_which():
+    outputs = longtail.extract(WithFeatures(), [(X, Y)], head="fc", device="cpu")
+    assert outputs.logits.shape == (20, 3)
+
+
 class Twice(Small):
     def forward(self, x):
         return self.fc(self.body(x)) + self.fc(self.body(x))
@@ -87,6 +134,9 @@ class Tokens(Small):
         (Small(), [{"x": X}], "has no labels: its entries are x"),
         (Small(), [(X, Y + 1)], r"gives labels 1\.\.3, the model has classes 0\.\.2"),
         (Twice(), [(X, Y)], "the head ran 2 times"),
+        (WithFeatures(), [(X, Y)], r"several layers \(body, fc\); say which is the classifier: head="),
+        (WithRotation(), [(X, Y)], r"several layers \(fc, head\)"),
+        (Small(), [(X * torch.nan, Y)], "gives NaN or inf on the first batch"),
         (Tokens(), [(X, Y)], r"the head saw \(2, 10, 6\) for 20 labels"),
     ],
 )

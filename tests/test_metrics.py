@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, f1_score
@@ -81,8 +82,26 @@ def test_empty_groups_and_absent_classes_are_none():
         (np.array([[0.0, 1], [np.nan, 0]]), np.zeros(2, int), np.ones(2), "sample 1 are not finite"),
         (np.zeros((0, 2)), np.zeros(0, int), np.ones(2), "no labelled samples"),
         (np.zeros((2, 2)), np.array([0, 2]), np.ones(2), r"label lies outside 0\.\.1"),
+        (np.zeros((2, 2)), np.array([[0], [1]]), np.ones(2), r"labels must be whole class numbers, shape \(N,\)"),
+        (np.zeros((2, 2)), np.array([0.5, 1]), np.ones(2), "labels must be whole class numbers"),
+        (np.zeros((2, 2)), np.array(["a", "b"]), np.ones(2), "labels must be whole class numbers"),
     ],
 )
 def test_bad_input_is_named(logits, labels, counts, message):
     with pytest.raises(UserError, match=message):
         evaluate_logits(logits, labels, counts)
+
+
+def test_one_prediction_per_label():
+    with pytest.raises(UserError, match="1 predictions for 3 labels"):
+        evaluate_predictions([0], [0, 1, 1], [5, 3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_lists_and_arrays_score_alike(dtype):
+    logits = torch.randn(30, 3, dtype=dtype, requires_grad=True)
+    labels = torch.arange(30) % 3
+    expected = evaluate_logits(logits.detach().double().numpy(), labels.numpy(), np.array([9, 5, 2]))
+    assert evaluate_logits(logits, labels, [9, 5, 2]).confusion == expected.confusion
+    predicted = logits.argmax(1)
+    assert evaluate_predictions(predicted.float(), labels.tolist(), torch.tensor([9, 5, 2])).top1 == expected.top1

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
-from longtail import Outputs
+from longtail import MARC, Outputs, TauNorm
 from longtail.errors import UserError
 
 
@@ -34,6 +35,22 @@ def test_what_is_written_is_read_and_is_plain_safetensors(tmp_path):
     assert (read.split, read.views, read.class_names) == ("validation", 0, ("x", "y", "z"))
     assert isinstance(read.logits, np.memmap)
     np.testing.assert_array_equal(load_file(tmp_path / "o.safetensors")["logits"], outputs.logits)
+
+
+def test_tensors_lists_and_other_types_are_taken(tmp_path):
+    plain = example()
+    given = {name: getattr(plain, name).tolist() for name in ("logits", "features", "class_counts", "head_bias")}
+    outputs = example(**given, labels=plain.labels.astype(np.int32), head_weight=torch.from_numpy(plain.head_weight))
+    outputs.save(tmp_path / "o.safetensors")
+    np.testing.assert_allclose(MARC().fit(outputs).scale_, MARC().fit(plain).scale_, rtol=1e-5)
+    assert Outputs.open(tmp_path / "o.safetensors").labels.dtype == np.int64
+
+
+def test_a_class_vector_of_zeros_is_named():
+    weight = example().head_weight.copy()
+    weight[1] = 0
+    with pytest.raises(UserError, match="a class vector must not be zero"):
+        TauNorm(1.0).fit(example(head_weight=weight))
 
 
 def test_changing_what_was_read_never_reaches_the_file(tmp_path):
@@ -73,6 +90,9 @@ def test_norms_are_those_of_the_head_or_one():
     [
         ({"logits": None, "features": None}, "need logits, or features and the head"),
         ({"features": np.zeros((3, 4))}, "50 labels but 3 rows of features"),
+        ({"class_counts": np.ones(4, dtype=int)}, "3 classes, but class_counts is of 4"),
+        ({"head_weight": np.ones((1, 4))}, "3 classes, but head_weight is of 1"),
+        ({"logits": np.zeros(50)}, r"logits of outputs must have two dimensions, not shape \(50,\)"),
     ],
 )
 def test_outputs_that_do_not_fit_together(changes, message):

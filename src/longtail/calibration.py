@@ -14,11 +14,12 @@ from longtail.display import Display
 from longtail.errors import UserError
 from longtail.extraction import extract, extract_run, extract_with_head, outputs_path
 from longtail.files import locked, write_json
-from longtail.head import find_head, fingerprint, head_of, with_head
+from longtail.head import find_head, fingerprint, head_of, unwrap, with_head
 from longtail.metrics import Metrics, evaluate_logits
 from longtail.outputs import Outputs
-from longtail.posthoc.base import PostHoc
+from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.marc import MARC
+from longtail.predict import evaluating
 from longtail.runs import MODEL_FILE, RUN_FILE, Run
 from longtail.tensors import write_tensors
 from longtail.world import World
@@ -56,7 +57,9 @@ def calibrate(
         counts = train.class_counts
         held_out = extract(model, validation, head=head, class_counts=counts, split="validation", device=device)
     method.fit(train, validation=held_out)
-    return with_head(model, method.head(head_of(model, head)), head), method
+    with evaluating(unwrap(model)):  # where reading a weight computes it, that must not change it
+        repaired = method.head(head_of(model, head))
+    return with_head(model, repaired, head), method
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def describe(method: PostHoc, name: str, train: Outputs) -> dict[str, Any]:
         "class_names": list(train.class_names),
         **numbers,
     }
-    if hasattr(method, "scale_"):
+    if isinstance(method, AffinePostHoc):
         described["formula"] = "new_logit[j] = scale_[j] * logit[j] + shift_[j]"
     return described
 

@@ -16,7 +16,7 @@ import torch
 
 from longtail.outputs import Outputs
 from longtail.posthoc.affine import LogitRows
-from longtail.posthoc.inputs import as_labels, as_logits, as_norms
+from longtail.posthoc.inputs import as_labels, as_logits, as_norms, refuse_beside_outputs
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def margins(logits: Any, y: Any = None, *, weight_norms: Any = None) -> ClassMea
     ([3.0, 3.0], [1.5, 3.0])
     """
     if isinstance(logits, Outputs):
+        refuse_beside_outputs(y=y, weight_norms=weight_norms)
         rows, labels, norms = logits.rows(), torch.from_numpy(logits.labels), logits.weight_norms
     else:
         array = as_logits(logits)

@@ -205,6 +205,8 @@ def compare(
     repeated = {entry.label for entry in entries if entries.count(entry) > 1}
     if repeated:
         raise UserError(f"{', '.join(sorted(repeated))} is listed twice")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"a seed is listed twice: {', '.join(map(str, seeds))}")
     cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
     waiting = [cell for cell in cells if not cell.done()]
     display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done already")

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 EXIT_USER_ERROR = 2
@@ -56,8 +56,8 @@ def number(name: str, value: Any, **bounds: float) -> float:
     return float(value)
 
 
-def whole_number(name: str, value: Any) -> int:
-    """A setting that counts something: at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} must be a whole number of at least 1, not {value!r}")
-    return value
+def whole_number(name: str, value: Any, *, at_least: int = 1) -> int:
+    """A setting that counts something."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
+        raise UserError(f"{name} must be a whole number of at least {at_least}, not {value!r}")
+    return int(value)

@@ -6,9 +6,10 @@ by a hook, so a model needs no changes. Batch-norm is in evaluation mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def extract_with_head(
     pieces: list[tuple[np.ndarray, ...]] = []
     display = display or Display(quiet=True)
     batches = as_batches(loader)
-    total = len(batches) if isinstance(batches, Sized) else 0
+    total = length_hint(batches)
     with evaluating(inner), uncompiled(), display.task("extracting", total, unit="batches") as task:
         for batch in batches:
             inputs, named, labels = split_batch(batch, inner, target)
@@ -103,22 +104,23 @@ def extract_with_head(
                 require_linear(linear, head, piece.features, piece.logits)
             pieces.append(piece.arrays())
             task.advance(1)
-    if head is None:
-        raise UserError("the loader gave no batches")
+        if head is None:
+            raise UserError("the loader gave no batches")
+        known = head_arrays(head_of(inner, head))
     features, logits, truth = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    classes = head_of(inner, head).out_features
+    classes = len(known["head_weight"])
     if truth.min() < 0 or truth.max() >= classes:
         raise UserError(f"the loader gives labels {truth.min()}..{truth.max()}, the model has classes 0..{classes - 1}")
-    counts = np.bincount(truth, minlength=classes) if class_counts is None else np.asarray(class_counts)
+    counts = np.bincount(truth, minlength=classes) if class_counts is None else class_counts
     outputs = Outputs(
         labels=truth,
-        class_counts=counts.astype(np.int64),
+        class_counts=counts,
         logits=logits,
         features=features,
         indices=np.arange(len(truth)),
         split=split,
         model=fingerprint(inner),
-        **head_arrays(head_of(inner, head)),
+        **known,
     )
     return outputs, head
 
@@ -137,7 +139,7 @@ def watching(linear: nn.Linear) -> Iterator[list[tuple[Tensor, Tensor]]]:
     seen: list[tuple[Tensor, Tensor]] = []
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.append((inputs[0].detach(), output.detach()))
+        seen.append((inputs[0].detach(), output.detach().clone()))  # the model may go on in place
 
     handle = linear.register_forward_hook(keep)
     try:

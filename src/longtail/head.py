@@ -38,7 +38,8 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
     '2'
     """
     model = unwrap(model)
-    linears = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    layers = model.named_modules(remove_duplicate=False)  # a layer may have two names
+    linears = {path: module for path, module in layers if isinstance(module, nn.Linear)}
     if name is not None:
         return _named(model, name, linears)
     if not linears:
@@ -79,13 +80,10 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
 
 def with_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.Module:
     """A copy of the model with another layer as its head; the model is left as it is."""
-    path = find_head(model, name)
-    if not path:  # the model is its own head
-        return head
-    fresh = copy.deepcopy(unwrap(model))
-    parent, _, child = path.rpartition(".")
-    setattr(fresh.get_submodule(parent), child, head)
-    return fresh
+    old = head_of(model, name)
+    head.train(old.training)
+    # Wherever the model refers to its head, be it twice or in a list, the copy refers to the new one.
+    return copy.deepcopy(unwrap(model), {id(old): head})
 
 
 def fingerprint(model: nn.Module) -> str:

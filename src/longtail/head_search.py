@@ -40,15 +40,22 @@ def answering_head(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, A
     layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     handles = [layer.register_forward_hook(_keep(seen, path)) for path, layer in layers.items()]
     try:
-        logits = _logits(model(*inputs, **named))
+        answers = _answers(model(*inputs, **named))
     finally:
         for handle in handles:
             handle.remove()
-    if logits is None or not bool(logits.isfinite().all()):
+    if not answers or not all(bool(answer.isfinite().all()) for answer in answers):
         return guess
-    matching = [path for path, output in seen.items() if _says_the_same(output, logits)]
-    if matching:
-        return guess if guess in matching else matching[-1]
+    logits = answers[0]
+    found = [[path for path, output in seen.items() if _says_the_same(output, answer)] for answer in answers]
+    found = [paths for paths in found if paths]
+    if len(found) > 1:
+        raise UserError(
+            f"{type(model).__name__} answers with the outputs of several layers ({', '.join(p[-1] for p in found)}); "
+            "say which is the classifier: head="
+        )
+    if found:
+        return guess if guess in found[0] else found[0][-1]
     if guess in seen and seen[guess].shape[-1] == logits.shape[-1] and seen[guess].ndim != 2:
         return guess  # it scores parts of a sample: that is explained where it is used
     raise UserError(
@@ -65,15 +72,15 @@ def _keep(seen: dict[str, Tensor], path: str) -> Any:
     return hook
 
 
-def _logits(answer: Any) -> Tensor | None:
-    """What a model says, (N, K): a tensor, the entry `logits` or the first of several things."""
+def _answers(answer: Any) -> list[Tensor]:
+    """What a model says, (N, K): a tensor, the entry `logits`, or whatever of several things has that shape."""
     if isinstance(answer, Mapping):
-        answer = answer.get("logits")
+        several = [answer["logits"]] if "logits" in answer else list(answer.values())
     elif hasattr(answer, "logits"):
-        answer = answer.logits
-    elif isinstance(answer, tuple | list) and answer:
-        answer = answer[0]
-    return answer.detach() if isinstance(answer, Tensor) and answer.ndim == 2 else None
+        several = [answer.logits]
+    else:
+        several = list(answer) if isinstance(answer, tuple | list) else [answer]
+    return [one.detach() for one in several if isinstance(one, Tensor) and one.ndim == 2]
 
 
 def _says_the_same(output: Tensor, logits: Tensor) -> bool:
@@ -93,6 +100,8 @@ def _close(one: Tensor, other: Tensor, share: float = 1e-3) -> bool:
 def require_linear(layer: nn.Linear, path: str, features: Tensor, output: Tensor) -> None:
     """The layer gives `W x + b`, whatever its class is called."""
     expected = F.linear(features.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    if not bool(output.isfinite().all()):
+        raise UserError(f"{path or 'the model'} gives NaN or inf on the first batch; look at its inputs and weights")
     exact = output.dtype in (torch.float32, torch.float64) and layer.weight.dtype in (torch.float32, torch.float64)
     if not _close(expected, output.double(), share=1e-2 if exact else 0.1):
         raise UserError(

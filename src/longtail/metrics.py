@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from longtail.errors import UserError
 
@@ -97,12 +99,12 @@ def reliability(
 
 def evaluate_predictions(predictions: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
     """Every score that needs predicted classes only; arrays, tensors or lists."""
-    return _evaluate(np.asarray(predictions), np.asarray(labels), np.asarray(class_counts), None)
+    return _evaluate(_classes(predictions, "predictions"), _classes(labels, "labels"), _array(class_counts), None)
 
 
 def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
     """Every score of logits (N, K) against labels (N,), classes grouped by `class_counts` (K,)."""
-    logits, labels, class_counts = np.asarray(logits), np.asarray(labels), np.asarray(class_counts)
+    logits, labels, class_counts = _array(logits), _classes(labels, "labels"), _array(class_counts)
     if logits.ndim != 2 or logits.shape != (len(labels), len(class_counts)):
         raise UserError(
             f"logits {logits.shape}, labels {labels.shape} and class counts {class_counts.shape} do not fit together"
@@ -123,6 +125,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray, ece: float | None) -> Metrics:
     if len(labels) == 0:
         raise UserError("there are no labelled samples to evaluate on")
+    if len(predictions) != len(labels):
+        raise UserError(f"{len(predictions)} predictions for {len(labels)} labels")
     num_classes = len(class_counts)
     for name, values in (("label", labels), ("prediction", predictions)):
         if values.min() < 0 or values.max() >= num_classes:
@@ -140,6 +144,22 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
         confusion=confusion.tolist(),
         samples=len(labels),
     )
+
+
+def _array(values: ArrayLike) -> np.ndarray:
+    """Arrays, lists, and tensors of any type, device and history."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.to(torch.promote_types(values.dtype, torch.float32)) if values.is_floating_point() else values
+    return np.asarray(values)
+
+
+def _classes(values: ArrayLike, name: str) -> np.ndarray:
+    """Class numbers (N,) int64."""
+    array = _array(values)
+    if array.ndim != 1 or array.dtype.kind not in "iubf" or (array != np.floor(array)).any():
+        raise UserError(f"{name} must be whole class numbers, shape (N,), not {array.dtype} of shape {array.shape}")
+    return array.astype(np.int64)
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -55,8 +55,22 @@ class Outputs:
     world: World = field(default=ALONE, repr=False)
 
     def __post_init__(self) -> None:
+        for name in _TENSORS:
+            object.__setattr__(self, name, _array(getattr(self, name)))
+        object.__setattr__(self, "labels", self.labels.astype(np.int64, copy=False))
         if self.logits is None and (self.features is None or self.head_weight is None):
             raise UserError("outputs need logits, or features and the head they go through")
+        for name in ("logits", "features", "head_weight"):
+            value = getattr(self, name)
+            if value is not None and value.ndim != 2:
+                raise UserError(f"{name} of outputs must have two dimensions, not shape {value.shape}")
+        known = self.rows().shape[1]
+        for name in ("class_counts", "head_weight", "head_bias"):
+            value = getattr(self, name)
+            if value is not None and len(value) != known:
+                raise UserError(f"outputs have {known} classes, but {name} is of {len(value)}")
+        if (self.class_counts < 0).any() or (self.class_counts != np.floor(self.class_counts)).any():
+            raise UserError(f"class_counts must be whole numbers of training samples, not {self.class_counts[:8]}")
         for name in ("logits", "features", "indices"):
             value = getattr(self, name)
             if value is not None and len(value) != len(self.labels):
@@ -126,6 +140,16 @@ class Outputs:
 
 
 _TENSORS = ("labels", "indices", "class_counts", "head_weight", "head_bias", "features", "logits")
+
+
+def _array(value: Any) -> Any:
+    """Tensors and lists as arrays; arrays stay what they are, on disk or in memory."""
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    return np.asarray(value)
 
 
 def header(split: str, views: int, model: str | None, class_names: tuple[str, ...]) -> dict[str, Any]:

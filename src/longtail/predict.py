@@ -20,14 +20,15 @@ BATCH = 64  # with more, activations outgrow what the allocator keeps, and every
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (batch-norm statistics fixed), then back to the mode before."""
-    was_training = model.training
+    """Evaluation mode without gradients (batch-norm statistics fixed), then every part back to its mode before."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():  # what a model keeps for itself in inference mode could never be trained with
             yield
     finally:
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 def predict(

@@ -10,7 +10,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
-from longtail import Outputs
+import longtail
+from longtail import CRT, LWS, MARC, DisAlign, LogitAdjustment, Outputs
 from longtail.errors import UserError
 from longtail.methods import POSTHOC_METHODS, build_posthoc
 from longtail.metrics import evaluate_logits
@@ -132,6 +133,79 @@ def test_bad_input_is_named_by_every_method(name):
         method.fit(logits, y + 1)
     with pytest.raises(UserError, match="class 3 has no sample"):
         method.fit(logits, np.arange(20) % 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (MARC(ridge=-1), "ridge must be a number, at least 0, not -1"),
+        (MARC(ridge=float("nan")), "ridge must be a number"),
+        (MARC(solver="sgd", batch_size=-1), "batch_size must be a whole number of at least 1"),
+        (MARC(solver="sgd", lr=1e30, max_iter=20), "training diverged at lr 1e"),
+        (DisAlign(gamma=float("nan")), "gamma must be a number"),
+        (DisAlign(batch_size=0), "batch_size must be a whole number"),
+        (LWS(max_iter=0), "max_iter must be a whole number"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_named(method, message):
+    rng = np.random.default_rng(0)
+    with pytest.raises(UserError, match=message):
+        method.fit(rng.normal(size=(20, 4)), np.arange(20) % 4, features=rng.normal(size=(20, 3)))
+
+
+def test_what_outputs_hold_is_not_said_twice():
+    outputs = Outputs(np.arange(20) % 4, np.full(4, 5), logits=np.random.default_rng(0).normal(size=(20, 4)))
+    with pytest.raises(UserError, match="Outputs hold their own class_counts"):
+        LogitAdjustment().fit(outputs, class_counts=[1, 1, 1, 1])
+    with pytest.raises(UserError, match="Outputs hold their own y"):
+        MARC().fit(outputs, np.arange(20) % 4)
+    with pytest.raises(UserError, match="Outputs hold their own weight_norms"):
+        longtail.margins(outputs, weight_norms=[2, 2, 2, 2])
+
+
+def test_repairing_outputs_of_other_classes_or_spoiled_ones_is_refused():
+    rng = np.random.default_rng(0)
+    marc = MARC().fit(rng.normal(size=(20, 4)), np.arange(20) % 4)
+    with pytest.raises(UserError, match="X has 3 features"):
+        marc.transform(Outputs(np.arange(3), np.ones(3, int), logits=rng.normal(size=(3, 3))))
+    with pytest.raises(UserError, match="row 1 contain NaN"):
+        marc.transform(Outputs(np.zeros(2), np.ones(4, int), logits=np.array([[1.0, 2, 3, 4], [np.nan, 0, 0, 0]])))
+    crt = CRT().fit(rng.normal(size=(20, 4)), np.arange(20) % 4, features=rng.normal(size=(20, 3)))
+    with pytest.raises(UserError, match="fitted on 3 features per sample, not 5"):
+        crt.transform(rng.normal(size=(2, 4)), rng.normal(size=(2, 5)))
+
+
+def test_names_of_classes_go_through():
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 4
+    names = np.array(["ant", "bee", "cat", "dog"])
+    logits = rng.normal(size=(40, 4)) + np.eye(4)[y]
+    held_out = logits[:30][y[:30] < 3], y[:30][y[:30] < 3]  # without a dog
+    by_number = MARC(gamma="auto").fit(logits, y, validation=held_out)
+    by_name = MARC(gamma="auto").fit(logits, names[y], validation=(held_out[0], names[held_out[1]]))
+    assert by_name.gamma_ == by_number.gamma_
+    assert by_name.predict(torch.from_numpy(logits)).tolist() == names[by_number.predict(logits)].tolist()
+    with pytest.raises(UserError, match="'eel' is not among the classes of the fit"):
+        MARC(gamma="auto").fit(logits, names[y], validation=(logits[:1], ["eel"]))
+
+
+def test_bfloat16_is_worked_on_in_float32():
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(size=(40, 4))).bfloat16()
+    features, y = logits[:, :3].clone(), np.arange(40) % 4
+    for method in (MARC(), DisAlign(max_iter=3), CRT("sgd", max_iter=3)):
+        repaired = method.fit(logits, y, features=features).transform(logits, features)
+        assert repaired.dtype == torch.float32
+        expected = method.transform(logits.float(), features.float())
+        torch.testing.assert_close(repaired, expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_may_not_be_written_are_read():
+    logits = np.random.default_rng(0).normal(size=(20, 4))
+    logits.flags.writeable = False
+    assert np.isfinite(MARC().fit(logits, np.arange(20) % 4).transform(logits)).all()
 
 
 @pytest.mark.parametrize("name", POSTHOC_METHODS)

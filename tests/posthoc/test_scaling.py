@@ -24,6 +24,16 @@ def test_temperature_is_the_one_of_a_line_search():
     assert (method.predict(LOGITS) == LOGITS.argmax(1)).all()
 
 
+def test_logits_worse_than_chance_become_flat_and_keep_their_order():
+    rng = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    logits = -2 * np.eye(3)[y] + rng.normal(size=(90, 3))
+    method = TemperatureScaling().fit(logits, y)
+    assert method.temperature_ == 1000
+    np.testing.assert_array_equal(method.predict(logits), logits.argmax(1))
+    np.testing.assert_allclose(method.predict_proba(logits), 1 / 3, atol=0.01)
+
+
 def test_temperature_of_calibrated_logits_is_one():
     rng = np.random.default_rng(2)
     logits = rng.normal(size=(60_000, 3)) * 1.5

@@ -101,6 +101,8 @@ def check_batch(logits: Tensor, target: Tensor, num_classes: int | None = None) 
 
 def check_target(target: Tensor, size: int, num_classes: int | None = None) -> None:
     """Check classes (N,) of N samples."""
+    if not isinstance(target, Tensor):
+        raise UserError(f"target must be a tensor of class numbers, not {type(target).__name__}")
     if target.shape != (size,) or target.dtype not in _WHOLE:
         raise UserError(
             f"target must hold one class number per sample: shape ({size},) and whole numbers, "

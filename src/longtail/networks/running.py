@@ -28,7 +28,7 @@ class ClassMeans(nn.Module):
         super().__init__()
         self.register_buffer("sums", torch.zeros(len(class_counts), num_features))
         self.register_buffer("weights", torch.zeros(len(class_counts)))
-        self.register_buffer("keep", 1 - 1 / class_counts.float().clamp(min=1), persistent=False)
+        self.register_buffer("keep", 1 - 1 / torch.as_tensor(class_counts).float().clamp(min=1), persistent=False)
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:

@@ -16,10 +16,20 @@ from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, T
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
-from longtail.errors import UserError
+from longtail.errors import UserError, number, whole_number
 from longtail.outputs import Outputs
-from longtail.posthoc.inputs import Array, FitData, as_features, as_logits, from_arrays, from_outputs
+from longtail.posthoc.inputs import (
+    Array,
+    FitData,
+    as_features,
+    as_logits,
+    check_rows,
+    from_arrays,
+    from_outputs,
+    refuse_beside_outputs,
+)
 from longtail.solver import Solution
 
 
@@ -74,12 +84,13 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             features: (N, D) that the head sees, for methods that need them.
             validation: held-out `Outputs` or (logits, y), for settings chosen on them.
         """
+        self._check_settings()
         known = {"weight_norms": weight_norms, "head_bias": head_bias, "features": features}
         data = self._check(logits, y, class_counts=class_counts, **known)
         held_out = None
         if validation is not None:
             given = (validation,) if isinstance(validation, Outputs) else tuple(validation)
-            held_out = self._check(*given, need_every_class=False)
+            held_out = self._check(*given, need_every_class=False, classes=data.classes)
             if held_out.num_classes != data.num_classes:
                 raise UserError(f"{data.num_classes} classes to fit on, {held_out.num_classes} in validation")
         self.classes_ = data.classes
@@ -88,10 +99,31 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         self._fit(data, held_out)
         return self
 
-    def _check(self, logits: Any, y: Any = None, *, need_every_class: bool = True, **known: Any) -> FitData:
+    def _check_settings(self) -> None:
+        """Those settings that several methods have."""
+        for name, value in self.get_params(deep=False).items():
+            if name in ("ridge", "weight_decay"):
+                number(name, value, at_least=0)
+            elif name in ("tolerance", "lr"):
+                number(name, value, above=0)
+            elif name in ("max_iter", "batch_size") and value is not None:
+                whole_number(name, value)
+            elif name == "seed":
+                whole_number(name, value, at_least=0)
+
+    def _check(
+        self,
+        logits: Any,
+        y: Any = None,
+        *,
+        need_every_class: bool = True,
+        classes: np.ndarray | None = None,
+        **known: Any,
+    ) -> FitData:
         if isinstance(logits, Outputs):
+            refuse_beside_outputs(y=y, **known)
             return from_outputs(logits, need_every_class=need_every_class)
-        return from_arrays(logits, y, need_every_class=need_every_class, **known)
+        return from_arrays(logits, y, need_every_class=need_every_class, classes=classes, **known)
 
     @abstractmethod
     def _fit(self, data: FitData, validation: FitData | None) -> None:
@@ -119,22 +151,29 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         """What `transform` gives, whatever container `set_output` asks of that."""
         check_is_fitted(self)
         if isinstance(logits, Outputs):
+            refuse_beside_outputs(features=features)
+            rows = logits.rows()
+            self._require_width(rows.shape[1])
+            check_rows(rows)
             inputs = None if logits.features is None else torch.from_numpy(np.array(logits.features)).float()
-            return self._apply(logits.rows().read(slice(None)), inputs).numpy()
+            return self._apply(rows.read(slice(None)), inputs).numpy()
         array = as_logits(logits)
-        if array.shape[1] != self.n_features_in_:
-            raise UserError(
-                f"X has {array.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
-                "features as input: one logit per class it was fitted on"
-            )
+        self._require_width(array.shape[1])
         validate_data(self, logits, reset=False, skip_check_array=True)  # columns of the same names
         given_tensor = isinstance(logits, Tensor)
-        tensor = (logits if given_tensor else torch.as_tensor(np.ascontiguousarray(array))).detach()
-        if not tensor.is_floating_point() or tensor.dtype == torch.float16:
+        tensor = (logits if given_tensor else torch.as_tensor(np.require(array, requirements=("C", "W")))).detach()
+        if not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.bfloat16):
             tensor = tensor.float()
         inputs = None if features is None else torch.as_tensor(as_features(features, len(tensor))).to(tensor)
         repaired = self._apply(tensor, inputs)
         return repaired if given_tensor else repaired.numpy()
+
+    def _require_width(self, columns: int) -> None:
+        if columns != self.n_features_in_:
+            raise UserError(
+                f"X has {columns} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input: one logit per class it was fitted on"
+            )
 
     def predict_proba(self, logits: Any, features: Any = None) -> Array:
         """Probabilities (N, K) after repair."""
@@ -149,9 +188,9 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def predict(self, logits: Any, features: Any = None) -> Array:
         """The most probable class of each sample, by the name given in `fit`."""
         best = self._repair(logits, features).argmax(1)
-        if isinstance(best, Tensor):
+        if isinstance(best, Tensor) and self.classes_.dtype.kind in "iu":
             return torch.as_tensor(self.classes_, device=best.device)[best]
-        return self.classes_[best]
+        return self.classes_[np.asarray(best.cpu() if isinstance(best, Tensor) else best)]
 
     def score(self, logits: Any, y: Any = None, sample_weight: Any = None, features: Any = None) -> float:
         """Accuracy on logits (N, K) with labels (N,), or on `Outputs`."""
@@ -161,15 +200,20 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def head(self, linear: nn.Linear) -> nn.Module:
         """A layer that takes the place of the classifier's last one and gives the repaired logits."""
         weight, bias = self.fold(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
-        fresh = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+        fresh = skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
             fresh.weight.copy_(weight)
             fresh.bias.copy_(bias)
-        return fresh.train(linear.training)
+        return fresh.requires_grad_(is_trained(linear))
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weight (K, D) and bias (K,) of the linear head that gives the repaired logits by itself."""
         raise UserError(f"{type(self).__name__} does not fold into a linear head")
+
+
+def is_trained(layer: nn.Module) -> bool:
+    """Whether any parameter of a layer takes a gradient."""
+    return any(parameter.requires_grad for parameter in layer.parameters())
 
 
 class AffinePostHoc(PostHoc):

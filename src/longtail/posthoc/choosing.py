@@ -17,8 +17,8 @@ def require_validation(validation: FitData | None, setting: str) -> FitData:
     """The held-out outputs, or an error that says why they are needed."""
     if validation is None:
         raise UserError(
-            f'{setting}="auto" needs held-out outputs: fit(…, validation=outputs or (logits, y)). Logits of images the '
-            "network was trained on are overconfident and choose badly"
+            f'{setting}="auto" needs held-out outputs: fit(…, validation=outputs or (logits, y)), on the command line '
+            "--validation FILE. Logits of images the network was trained on are overconfident and choose badly"
         )
     return validation
 

@@ -138,7 +138,7 @@ class CRT(PostHoc):
         self.result_ = FitResult(True, steps, None, time.perf_counter() - began, value)
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        inputs = torch.as_tensor(require_features(features, self))
+        inputs = torch.as_tensor(require_features(features, self, self.weight_.shape[1]))
         weight, bias = (torch.as_tensor(v).to(inputs) for v in (self.weight_, self.bias_))
         return F.linear(inputs, weight, bias)
 
@@ -150,8 +150,13 @@ class CRT(PostHoc):
         return self.weight_.size + self.bias_.size
 
 
-def require_features(features: Array | None, method: PostHoc) -> Array:
-    """The features, or an error that says how to give them."""
+def require_features(features: Array | None, method: PostHoc, width: int | None = None) -> Array:
+    """The features, as many per sample as in the fit, or an error that says how to give them."""
     if features is None:
-        raise UserError(f"{type(method).__name__} needs features: pass Outputs that have them, or features=(N, D)")
+        raise UserError(
+            f"{type(method).__name__} needs features (N, D): pass Outputs that have them, or features=…; "
+            "in a file of saved logits, an array called features"
+        )
+    if width is not None and features.shape[1] != width:
+        raise UserError(f"{type(method).__name__} was fitted on {width} features per sample, not {features.shape[1]}")
     return features

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longtail.errors import UserError, choose
-from longtail.posthoc.base import FitResult, PostHoc
+from longtail.errors import UserError, choose, number
+from longtail.posthoc.base import FitResult, PostHoc, is_trained
 from longtail.posthoc.crt import require_features
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.marc import class_weights
@@ -75,10 +75,11 @@ class DisAlign(PostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         choose("form", self.form, ("paper", "release"))
         choose("divide_by", self.divide_by, ("batch", "weights"))
+        gamma = number("gamma", self.gamma)
         began = time.perf_counter()
         features = torch.as_tensor(np.asarray(require_features(data.features, self))).float()
         logits = data.rows.read(slice(None))
-        weights = torch.from_numpy(class_weights(data.class_counts, self.gamma)).float()
+        weights = torch.from_numpy(class_weights(data.class_counts, gamma)).float()
         scale = torch.ones(data.num_classes, requires_grad=True)
         shift = torch.zeros(data.num_classes, requires_grad=True)
         direction = torch.full((features.shape[1],), 0.1, requires_grad=True)
@@ -105,7 +106,7 @@ class DisAlign(PostHoc):
         self.result_ = FitResult(True, self.max_iter, None, time.perf_counter() - began, value)
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        inputs = torch.as_tensor(require_features(features, self)).to(logits)
+        inputs = torch.as_tensor(require_features(features, self, len(self.confidence_weight_))).to(logits)
         direction = torch.as_tensor(self.confidence_weight_).to(logits)
         confidence = (inputs @ direction + self.confidence_bias_).sigmoid().unsqueeze(1)
         scale, shift = (torch.as_tensor(v).to(logits) for v in (self.scale_, self.shift_))
@@ -120,13 +121,15 @@ class DisAlign(PostHoc):
     def head(self, linear: nn.Linear) -> nn.Module:
         layer = DisAlignHead(linear.in_features, linear.out_features, bias=linear.bias is not None)
         layer = layer.to(linear.weight.device, linear.weight.dtype)
-        layer.classifier.load_state_dict(linear.state_dict())
         with torch.no_grad():
+            layer.classifier.weight.copy_(linear.weight)
+            if linear.bias is not None:
+                layer.classifier.bias.copy_(linear.bias)
             layer.scale.copy_(torch.as_tensor(self.scale_))
             layer.shift.copy_(torch.as_tensor(self.shift_))
             layer.confidence_weight.copy_(torch.as_tensor(self.confidence_weight_))
             layer.confidence_bias.fill_(self.confidence_bias_)
-        return layer.train(linear.training)
+        return layer.requires_grad_(is_trained(linear))
 
     @property
     def n_parameters_(self) -> int:

@@ -60,10 +60,11 @@ def from_arrays(
     head_bias: Any = None,
     features: Any = None,
     need_every_class: bool = True,
+    classes: np.ndarray | None = None,
 ) -> FitData:
     """Check arrays: logits (N, K), y (N,) and whatever else is known of the classifier."""
     array = as_logits(logits)
-    labels, classes = as_labels(y, array.shape)
+    labels, classes = as_labels(y, array.shape, classes)
     bias = None if head_bias is None else torch.from_numpy(_vector(head_bias, array.shape[1], "head_bias"))
     inputs = None if features is None else as_features(features, len(labels))
     seen = np.bincount(labels.numpy(), minlength=array.shape[1])
@@ -72,6 +73,13 @@ def from_arrays(
         require_every_class(seen, counts)
     norms = np.ones(array.shape[1]) if weight_norms is None else as_norms(weight_norms, array.shape[1])
     return FitData(LogitRows(array), labels, counts, norms, classes, features=inputs, bias=bias)
+
+
+def refuse_beside_outputs(**given: Any) -> None:
+    """Outputs hold everything: an argument that says it once more would contradict them or be lost."""
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise UserError(f"Outputs hold their own {', '.join(named)}; dataclasses.replace(outputs, …) changes them")
 
 
 def from_outputs(outputs: Outputs, *, need_every_class: bool = True) -> FitData:
@@ -87,7 +95,7 @@ def from_outputs(outputs: Outputs, *, need_every_class: bool = True) -> FitData:
         rows=rows,
         labels=labels,
         class_counts=outputs.class_counts,
-        weight_norms=outputs.weight_norms,
+        weight_norms=as_norms(outputs.weight_norms, rows.shape[1]),
         classes=classes,
         features=outputs.features,
         weight=weight,
@@ -100,7 +108,7 @@ def as_logits(logits: Any) -> Array:
     """A 2-d array of finite numbers that can be logits; an error names the first bad row."""
     array: Array
     if isinstance(logits, Tensor):
-        array = logits.detach().cpu()
+        array = _plain(logits)
         kind = "f" if logits.is_floating_point() else "c" if logits.is_complex() else "i"
     else:
         if hasattr(logits, "toarray"):
@@ -114,10 +122,8 @@ def as_logits(logits: Any) -> Array:
     if kind not in "fiub":
         raise UserError(f"logits must be numbers, not {array.dtype}")
     if array.ndim != 2:
-        raise UserError(
-            f"logits must have shape (samples, classes), not {tuple(array.shape)}. "
-            "Reshape your data: X.reshape(1, -1) makes one sample of it"
-        )
+        hint = ". Reshape your data: X.reshape(1, -1) makes one sample of it" if array.ndim == 1 else ""
+        raise UserError(f"logits must have shape (samples, classes), not {tuple(array.shape)}{hint}")
     if isinstance(array, np.ndarray) and (array.dtype.byteorder not in "=|" or array.dtype == np.longdouble):
         array = array.astype(np.float64)
     check_rows(LogitRows(array))
@@ -126,7 +132,7 @@ def as_logits(logits: Any) -> Array:
 
 def as_features(features: Any, size: int) -> Array:
     """Features (N, D), finite, one row per sample."""
-    array: Array = features.detach().cpu() if isinstance(features, Tensor) else np.asarray(features)
+    array: Array = _plain(features) if isinstance(features, Tensor) else np.asarray(features)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
         array = _from_objects(array, "features")
     if array.ndim != 2 or len(array) != size:
@@ -136,6 +142,12 @@ def as_features(features: Any, size: int) -> Array:
         if not bool(finite.all()):
             raise UserError(f"features of row {where.start + int((~finite).nonzero()[0])} contain NaN or inf")
     return array
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """On the CPU, without history, of a type that numpy knows."""
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
@@ -173,8 +185,8 @@ def _are_probabilities(chunk: Tensor) -> bool:
     return bool(((chunk.sum(1) - 1).abs() < 1e-3).all() and (chunk >= 0).all())
 
 
-def as_labels(y: Any, shape: tuple[int, ...]) -> tuple[Tensor, np.ndarray]:
-    """Labels 0..K-1 (N,) int64, and what the user calls the classes (K,)."""
+def as_labels(y: Any, shape: tuple[int, ...], known: np.ndarray | None = None) -> tuple[Tensor, np.ndarray]:
+    """Labels 0..K-1 (N,) int64, and what the user calls the classes (K,): `known`, if they have been named before."""
     size, classes = shape
     if y is None:
         raise UserError("requires y to be passed, but the target y is None")
@@ -193,6 +205,13 @@ def as_labels(y: Any, shape: tuple[int, ...]) -> tuple[Tensor, np.ndarray]:
                 f"found {numbers.min()}..{numbers.max()}"
             )
         return torch.from_numpy(numbers), np.arange(classes)
+    if known is not None:
+        strange = [name for name in np.unique(values) if name not in known.tolist()]
+        if strange:
+            raise UserError(
+                f"{str(strange[0])!r} is not among the classes of the fit: {', '.join(map(str, known[:8]))}"
+            )
+        return torch.from_numpy(np.searchsorted(known, values)), known
     names, codes = np.unique(values, return_inverse=True)
     if len(names) != classes:
         raise UserError(

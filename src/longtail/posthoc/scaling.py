@@ -24,6 +24,8 @@ from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
 from longtail.solver import Problem, minimise
 
+HOTTEST = 1000.0  # temperature
+
 
 def _unweighted(data: FitData, ridge: float) -> AffineProblem:
     """The mean cross-entropy of rescaled and shifted logits."""
@@ -52,7 +54,7 @@ class _OneScale(Problem):
 
 
 class TemperatureScaling(AffinePostHoc):
-    """One temperature for all classes; predictions do not change, confidences do.
+    """One temperature for all classes, at most 1,000; predictions do not change, confidences do.
 
     Fitted attributes: `temperature_`, `scale_` (K,), `shift_` (K,), `result_`.
     """
@@ -64,8 +66,10 @@ class TemperatureScaling(AffinePostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         problem = _OneScale(_unweighted(data, ridge=0.0))
         solution = minimise(problem, np.ones(1), tolerance=self.tolerance, max_evaluations=self.max_iter)
-        self.temperature_ = float(1 / solution.x[0])
-        self.scale_ = np.full(data.num_classes, solution.x[0])
+        # Logits that are worse than chance would ask for a negative one, which turns every decision around.
+        scale = max(float(solution.x[0]), 1 / HOTTEST)
+        self.temperature_ = 1 / scale
+        self.scale_ = np.full(data.num_classes, scale)
         self.shift_ = np.zeros(data.num_classes)
         self.result_ = FitResult.of(solution)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.data.samplers import Sampler
+from longtail.errors import UserError
 from longtail.posthoc.inputs import FitData
 from longtail.solver import Solution
 
@@ -42,6 +43,8 @@ def train_parameters(
         value = loss(torch.from_numpy(batches.batch(step, batch_size).indices))
         value.backward()
         optimizer.step()
+    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+        raise UserError(f"training diverged at lr {lr:g}; choose a smaller one")
     return float(value.detach())
 
 
