@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
 
 from longtail.errors import UserError
+from longtail.precision import as_array
 
 MANY, FEW = 100, 20
 SHOTS = ("many", "medium", "few")
@@ -99,12 +98,12 @@ def reliability(
 
 def evaluate_predictions(predictions: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
     """Every score that needs predicted classes only; arrays, tensors or lists."""
-    return _evaluate(_classes(predictions, "predictions"), _classes(labels, "labels"), _array(class_counts), None)
+    return _evaluate(_classes(predictions, "predictions"), _classes(labels, "labels"), as_array(class_counts), None)
 
 
 def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
     """Every score of logits (N, K) against labels (N,), classes grouped by `class_counts` (K,)."""
-    logits, labels, class_counts = _array(logits), _classes(labels, "labels"), _array(class_counts)
+    logits, labels, class_counts = as_array(logits), _classes(labels, "labels"), as_array(class_counts)
     if logits.ndim != 2 or logits.shape != (len(labels), len(class_counts)):
         raise UserError(
             f"logits {logits.shape}, labels {labels.shape} and class counts {class_counts.shape} do not fit together"
@@ -146,17 +145,9 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
     )
 
 
-def _array(values: ArrayLike) -> np.ndarray:
-    """Arrays, lists, and tensors of any type, device and history."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.to(torch.promote_types(values.dtype, torch.float32)) if values.is_floating_point() else values
-    return np.asarray(values)
-
-
 def _classes(values: ArrayLike, name: str) -> np.ndarray:
     """Class numbers (N,) int64."""
-    array = _array(values)
+    array = as_array(values)
     if array.ndim != 1 or array.dtype.kind not in "iubf" or (array != np.floor(array)).any():
         raise UserError(f"{name} must be whole class numbers, shape (N,), not {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)

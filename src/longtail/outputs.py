@@ -17,6 +17,7 @@ import torch
 from longtail.errors import UserError
 from longtail.mapped import create, read
 from longtail.posthoc.affine import LogitRows
+from longtail.precision import as_array
 from longtail.world import ALONE, World
 
 KIND = "longtail outputs"
@@ -56,7 +57,8 @@ class Outputs:
 
     def __post_init__(self) -> None:
         for name in _TENSORS:
-            object.__setattr__(self, name, _array(getattr(self, name)))
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_array(getattr(self, name)))
         object.__setattr__(self, "labels", self.labels.astype(np.int64, copy=False))
         if self.logits is None and (self.features is None or self.head_weight is None):
             raise UserError("outputs need logits, or features and the head they go through")
@@ -140,16 +142,6 @@ class Outputs:
 
 
 _TENSORS = ("labels", "indices", "class_counts", "head_weight", "head_bias", "features", "logits")
-
-
-def _array(value: Any) -> Any:
-    """Tensors and lists as arrays; arrays stay what they are, on disk or in memory."""
-    if value is None or isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value
-    return np.asarray(value)
 
 
 def header(split: str, views: int, model: str | None, class_names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Where half precision is not enough."""
+"""Types of numbers: where half precision is not enough, and where numpy does not know them."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,19 @@ from torch import Tensor
 def single_at_least(values: Tensor) -> Tensor:
     """Half precision becomes single; single and double stay."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """On the CPU, without history, of a type that numpy knows."""
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Tensors and lists as arrays; arrays stay what they are, on disk or in memory."""
+    if isinstance(values, np.ndarray):
+        return values
+    return plain(values).numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def without_autocast(values: Tensor) -> AbstractContextManager[object]:

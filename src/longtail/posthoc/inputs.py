@@ -12,6 +12,7 @@ from torch import Tensor
 
 from longtail.errors import UserError
 from longtail.posthoc.affine import LogitRows
+from longtail.precision import plain
 from longtail.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def as_logits(logits: Any) -> Array:
     """A 2-d array of finite numbers that can be logits; an error names the first bad row."""
     array: Array
     if isinstance(logits, Tensor):
-        array = _plain(logits)
+        array = plain(logits)
         kind = "f" if logits.is_floating_point() else "c" if logits.is_complex() else "i"
     else:
         if hasattr(logits, "toarray"):
@@ -132,7 +133,7 @@ def as_logits(logits: Any) -> Array:
 
 def as_features(features: Any, size: int) -> Array:
     """Features (N, D), finite, one row per sample."""
-    array: Array = _plain(features) if isinstance(features, Tensor) else np.asarray(features)
+    array: Array = plain(features) if isinstance(features, Tensor) else np.asarray(features)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
         array = _from_objects(array, "features")
     if array.ndim != 2 or len(array) != size:
@@ -142,12 +143,6 @@ def as_features(features: Any, size: int) -> Array:
         if not bool(finite.all()):
             raise UserError(f"features of row {where.start + int((~finite).nonzero()[0])} contain NaN or inf")
     return array
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """On the CPU, without history, of a type that numpy knows."""
-    tensor = tensor.detach().cpu()
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
