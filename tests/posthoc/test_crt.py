@@ -57,7 +57,7 @@ def test_sgd_comes_near_the_exact_optimum():
 def test_features_are_asked_for():
     features, y = clouds()
     logits = np.ones((len(y), 3))
-    with pytest.raises(UserError, match="CRT needs features: pass Outputs that have them"):
+    with pytest.raises(UserError, match=r"CRT needs features \(N, D\): pass Outputs that have them"):
         CRT().fit(logits, y)
     with pytest.raises(UserError, match="CRT needs features"):
         CRT().fit(Outputs(y, np.bincount(y), logits=logits))

@@ -23,9 +23,9 @@ SCRIPT = next(code for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.M |
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_two_ray_workers_give_the_serial_results(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = surroundings(RAY_USAGE_STATS_ENABLED="0")
+    environment = surroundings(RAY_USAGE_STATS_ENABLED="0", RAY_raylet_start_wait_time_s="150")
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr
     config = replace(RECIPES["digits-lt"], epochs=2)
