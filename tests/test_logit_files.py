@@ -48,6 +48,7 @@ def test_what_else_is_known_is_used(tmp_path):
     [
         ("a.txt", b"", "cannot read .txt; use .npz"),
         ("a.npz", b"PK broken", "not a whole .npz file"),
+        ("a.npz", b"", "not a whole .npz file"),
         ("a.npy", b"broken", "not a whole .npy file"),
         ("a.csv", b"a,b\n1,2\n", "one column called label"),
         ("a.csv", b"label,a,b\n1,2\n", "line 2: 2 cells where the header has 3"),
