@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ToldError:
         return EXIT_USER_ERROR
     except UserError as error:
-        # One line even where a message from a library was quoted.
-        _complain(" ".join(str(error).split()))
+        _complain(str(error))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -93,8 +92,10 @@ def _print_help() -> None:
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
     """A warning as one line, without the place in the code that it comes from."""
-    _complain(f"warning: {' '.join(str(message).split())}")
+    _complain(f"warning: {message}")
 
 
 def _complain(message: str) -> None:
-    Console(stderr=True, highlight=False).print(f"longtail: {message}", markup=False, soft_wrap=True)
+    """One line, even where a message from a library was quoted."""
+    line = " ".join(message.split())
+    Console(stderr=True, highlight=False).print(f"longtail: {line}", markup=False, soft_wrap=True)

@@ -99,9 +99,9 @@ def _close(one: Tensor, other: Tensor, share: float = 1e-3) -> bool:
 
 def require_linear(layer: nn.Linear, path: str, features: Tensor, output: Tensor) -> None:
     """The layer gives `W x + b`, whatever its class is called."""
-    expected = F.linear(features.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
     if not bool(output.isfinite().all()):
         raise UserError(f"{path or 'the model'} gives NaN or inf on the first batch; look at its inputs and weights")
+    expected = F.linear(features.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
     exact = output.dtype in (torch.float32, torch.float64) and layer.weight.dtype in (torch.float32, torch.float64)
     if not _close(expected, output.double(), share=1e-2 if exact else 0.1):
         raise UserError(

@@ -30,6 +30,7 @@ from longtail.posthoc.inputs import (
     from_outputs,
     refuse_beside_outputs,
 )
+from longtail.precision import as_array, single_at_least
 from longtail.solver import Solution
 
 
@@ -162,8 +163,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         validate_data(self, logits, reset=False, skip_check_array=True)  # columns of the same names
         given_tensor = isinstance(logits, Tensor)
         tensor = (logits if given_tensor else torch.as_tensor(np.require(array, requirements=("C", "W")))).detach()
-        if not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.bfloat16):
-            tensor = tensor.float()
+        tensor = single_at_least(tensor)
         inputs = None if features is None else torch.as_tensor(as_features(features, len(tensor))).to(tensor)
         repaired = self._apply(tensor, inputs)
         return repaired if given_tensor else repaired.numpy()
@@ -190,7 +190,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         best = self._repair(logits, features).argmax(1)
         if isinstance(best, Tensor) and self.classes_.dtype.kind in "iu":
             return torch.as_tensor(self.classes_, device=best.device)[best]
-        return self.classes_[np.asarray(best.cpu() if isinstance(best, Tensor) else best)]
+        return self.classes_[as_array(best)]
 
     def score(self, logits: Any, y: Any = None, sample_weight: Any = None, features: Any = None) -> float:
         """Accuracy on logits (N, K) with labels (N,), or on `Outputs`."""

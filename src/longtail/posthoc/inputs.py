@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longtail.errors import UserError
 from longtail.posthoc.affine import LogitRows
-from longtail.precision import plain
+from longtail.precision import as_array, plain
 from longtail.world import ALONE, World
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def as_logits(logits: Any) -> Array:
 
 def as_features(features: Any, size: int) -> Array:
     """Features (N, D), finite, one row per sample."""
-    array: Array = plain(features) if isinstance(features, Tensor) else np.asarray(features)
-    if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
+    array = as_array(features)
+    if array.dtype.kind not in "fiub":
         array = _from_objects(array, "features")
     if array.ndim != 2 or len(array) != size:
         raise UserError(f"features must have shape ({size}, D), not {tuple(array.shape)}")
@@ -185,7 +185,7 @@ def as_labels(y: Any, shape: tuple[int, ...], known: np.ndarray | None = None) -
     size, classes = shape
     if y is None:
         raise UserError("requires y to be passed, but the target y is None")
-    values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    values = as_array(y)
     if values.shape == (size, 1):
         values = column_or_1d(values, warn=True)
     if values.ndim != 1:
@@ -201,11 +201,9 @@ def as_labels(y: Any, shape: tuple[int, ...], known: np.ndarray | None = None) -
             )
         return torch.from_numpy(numbers), np.arange(classes)
     if known is not None:
-        strange = [name for name in np.unique(values) if name not in known.tolist()]
+        strange = sorted(set(values.tolist()) - set(known.tolist()))
         if strange:
-            raise UserError(
-                f"{str(strange[0])!r} is not among the classes of the fit: {', '.join(map(str, known[:8]))}"
-            )
+            raise UserError(f"{strange[0]!r} is not among the classes of the fit: {', '.join(map(str, known[:8]))}")
         return torch.from_numpy(np.searchsorted(known, values)), known
     names, codes = np.unique(values, return_inverse=True)
     if len(names) != classes:
@@ -242,7 +240,7 @@ def as_norms(weight_norms: Any, classes: int) -> np.ndarray:
 
 
 def _vector(values: Any, classes: int, name: str) -> np.ndarray:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = as_array(values)
     if array.shape != (classes,):
         raise UserError(f"{name} must have one number per class: shape ({classes},), not {array.shape}")
     array = array.astype(np.float64)
