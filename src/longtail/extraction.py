@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from longtail.backbones.folding import folded
 from longtail.batches import as_batches, split_batch
 from longtail.data.loading import in_order, load, resident
 from longtail.display import Display
@@ -215,14 +217,15 @@ def extract_run(
     ]
     widths = {"features": head.in_features, "logits": head.out_features if keep_logits else None}
     rows = sum(len(draw.indices) for draw in plan)
+    network = folded(model)
     with ExitStack() as stack:
         writer = stack.enter_context(RowWriter(path, rows, widths, np.dtype(dtype), constant, details, world))
-        stack.enter_context(evaluating(model))
-        seen = stack.enter_context(watching(head))
+        stack.enter_context(torch.no_grad())
+        seen = stack.enter_context(watching(head_of(network)))
         task = stack.enter_context(display.task("extracting", passes * size))
         batches = load(images, augmenting if views else clean, plan, workers=workers, device=world.device)
         for draw, batch in zip(plan, batches, strict=True):
-            piece = run_batch(model, (batch.images,), {}, batch.labels, seen)
+            piece = run_batch(network, (batch.images,), {}, batch.labels, seen)
             # Samples are numbered on through the passes, so that the parts of all processes can be put in order.
             writer.add(piece.features, piece.logits, piece.labels, batch.indices + draw.first - int(draw.indices[0]))
             task.advance(len(draw.indices) * world.size)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longtail.backbones.folding import folded
 from longtail.data.augment import Transform
 from longtail.data.images import Images
 from longtail.data.loading import in_order, load
@@ -49,9 +50,10 @@ def predict(
     display = display if display and world.is_main else Display(quiet=True)
     logits: list[Tensor] = []
     indices = [torch.zeros(0, dtype=torch.int64)]  # a process may have no batch at all
-    with evaluating(model), display.task("evaluating", len(images)) as task:
+    network = folded(model)
+    with torch.no_grad(), display.task("evaluating", len(images)) as task:
         for batch in load(images, transform, plan, workers=workers, device=world.device):
-            logits.append(model(batch.images).float().cpu())
+            logits.append(network(batch.images).float().cpu())
             indices.append(batch.indices)
             task.advance(len(batch.indices) * world.size)
     # A process may have no batch at all: where there are fewer batches than processes.
