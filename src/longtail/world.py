@@ -36,6 +36,10 @@ class World:
         """Whether this process writes and prints."""
         return self.rank == 0
 
+    def share(self, size: int) -> tuple[int, int]:
+        """First and last (exclusive) of the rows that are this process's, of so many."""
+        return size * self.rank // self.size, size * (self.rank + 1) // self.size
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over the processes, in place."""
         if self.size > 1:

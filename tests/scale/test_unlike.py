@@ -107,6 +107,17 @@ def test_a_row_written_twice(by_hand, tmp_path):
     assert "sample 3 was written twice to the parts of rows.safetensors" in one_reason(ended)
 
 
+def test_a_broken_row_in_the_share_of_one_process(by_hand, tmp_path):
+    labels = np.arange(40) % 2
+    logits = np.eye(2, dtype=np.float32)[labels]
+    logits[33, 1] = np.nan
+    longtail.Outputs(labels, np.array([20, 20]), logits=logits).save(tmp_path / "train.safetensors")
+    command = ["-m", "longtail", "calibrate", "train.safetensors", "--out", "calibrated"]
+    ended = by_hand((command, {}, tmp_path), (command, {}, tmp_path))
+    assert "logits of row 33 contain NaN or inf; drop that sample or mend the model" in one_reason(ended)
+    assert not (tmp_path / "calibrated").exists()
+
+
 def test_resuming_with_another_number_of_processes(by_hand, tmp_path, monkeypatch):
     from dataclasses import replace
 

@@ -129,7 +129,7 @@ class AffineProblem(Problem):
         self.shifts = shifts
         self.world = world
         size, classes = rows.shape
-        self.first, self.last = size * world.rank // world.size, size * (world.rank + 1) // world.size
+        self.first, self.last = world.share(size)
         self._targets = self._label_sums()
         self._work_in(torch.float64 if size * classes <= SMALL_PROBLEM else torch.float32)
 

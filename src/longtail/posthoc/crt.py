@@ -41,7 +41,7 @@ class LinearProblem(Problem):
         self.ridge = ridge
         self.world = world
         size = len(labels)
-        self.first, self.last = size * world.rank // world.size, size * (world.rank + 1) // world.size
+        self.first, self.last = world.share(size)
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         weight, bias = unpack(torch.from_numpy(x), self.classes)

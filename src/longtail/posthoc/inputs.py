@@ -86,7 +86,7 @@ def refuse_beside_outputs(**given: Any) -> None:
 def from_outputs(outputs: Outputs, *, need_every_class: bool = True) -> FitData:
     """Check stored outputs of a model."""
     rows = outputs.rows()
-    check_rows(rows)
+    check_rows(rows, outputs.world)
     labels, classes = as_labels(outputs.labels, rows.shape)
     if need_every_class:
         require_every_class(np.bincount(labels.numpy(), minlength=rows.shape[1]), outputs.class_counts)
@@ -152,8 +152,8 @@ def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
         raise UserError(f"{name} must be numbers: {error} (argument must be a string or a number)") from error
 
 
-def check_rows(rows: LogitRows) -> None:
-    """At least two classes, at least one sample, finite, and not probabilities."""
+def check_rows(rows: LogitRows, world: World = ALONE) -> None:
+    """At least two classes, at least one sample, finite, and not probabilities; each process looks at its share."""
     size, classes = rows.shape
     if size == 0:
         raise UserError("there are no samples: 0 sample(s) (shape=(0, …)) while a minimum of 1 is required.")
@@ -162,17 +162,22 @@ def check_rows(rows: LogitRows) -> None:
     if classes == 1:
         raise UserError(f"one class only: logits of shape ({size}, 1) leave nothing to choose; 1 feature(s)")
     computed = rows.stored is not rows
-    name = "features" if computed else "logits"
     # What a linear head gives is finite if its inputs are; that it gives no probabilities shows in a few rows.
     probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True
-    for where, chunk in rows.stored.chunks():
+    broken = None
+    for where, chunk in rows.stored.chunks(*world.share(size)):
         if not bool(torch.isfinite(chunk.sum(1)).all()):
             finite = torch.isfinite(chunk).all(1)
             if not bool(finite.all()):
-                row = where.start + int((~finite).nonzero()[0])
-                raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or mend the model")
+                broken = where.start + int((~finite).nonzero()[0])
+                break
         probabilities = probabilities and (computed or _are_probabilities(chunk))
-    if probabilities:
+    found = world.gather((broken, probabilities))  # all processes stop, or none
+    for row, _ in found:
+        if row is not None:
+            name = "features" if computed else "logits"
+            raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or mend the model")
+    if all(they_are for _, they_are in found):
         raise UserError("these are probabilities (every row sums to 1), not logits; pass logits, or log(probabilities)")
 
 
