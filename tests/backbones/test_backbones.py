@@ -117,3 +117,8 @@ def test_bad_weight_files_are_named(tmp_path):
 def test_unknown_backbone_lists_the_known_ones():
     with pytest.raises(UserError, match="did you mean 'resnet50'.*resnext50"):
         build_backbone("resnet-50")
+
+
+def test_a_backbone_must_say_how_wide_its_features_are():
+    with pytest.raises(UserError, match=r"Flatten does not say how many features it gives; set Flatten.num_features"):
+        Classifier(nn.Flatten(), 10)

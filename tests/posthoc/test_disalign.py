@@ -79,3 +79,11 @@ def test_the_seed_decides():
     first, second, third = (DisAlign(seed=seed, max_iter=50).fit(logits, y, features=features) for seed in (0, 0, 1))
     assert (first.scale_ == second.scale_).all()
     assert (first.scale_ != third.scale_).any()
+
+
+def test_a_head_leaves_the_random_state_as_it_is():
+    logits, y, features = problem()
+    method = DisAlign(max_iter=5).fit(logits, y, features=features)
+    linear, before = torch.nn.Linear(4, 3), torch.get_rng_state()
+    method.head(linear)
+    assert torch.equal(torch.get_rng_state(), before)

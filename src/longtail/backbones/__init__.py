@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longtail.backbones.cifar import CifarResNet
 from longtail.backbones.digits import DigitsNet
 from longtail.backbones.resnet import BasicBlock, Bottleneck, ResNet
-from longtail.errors import choose
+from longtail.errors import UserError, choose
 
 
 class Backbone(Protocol):
@@ -58,4 +58,7 @@ def build_backbone(name: str, in_channels: int = 3) -> nn.Module:
 
 def num_features(backbone: nn.Module) -> int:
     """The width of a backbone's features."""
+    if not isinstance(getattr(backbone, "num_features", None), int):
+        kind = type(backbone).__name__
+        raise UserError(f"{kind} does not say how many features it gives; set {kind}.num_features")
     return cast(Backbone, backbone).num_features

@@ -119,7 +119,8 @@ class DisAlign(PostHoc):
         )
 
     def head(self, linear: nn.Linear) -> nn.Module:
-        layer = DisAlignHead(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and the caller's draws stay the same
+            layer = DisAlignHead(linear.in_features, linear.out_features, bias=linear.bias is not None)
         layer = layer.to(linear.weight.device, linear.weight.dtype)
         with torch.no_grad():
             layer.classifier.weight.copy_(linear.weight)
