@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
 
-data = longtail.open_splits(longtail.RECIPES["digits-lt"])
+data = longtail.open_splits("digits-lt")
 counts = data.train.class_counts
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
 
-data = longtail.open_splits(longtail.RECIPES["digits-lt"])
+data = longtail.open_splits("digits-lt")
 loader = DataLoader(TensorDataset(data.train.pixels / 255, data.train.labels), batch_size=64, shuffle=True)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import longtail
 
-data = longtail.open_splits(longtail.RECIPES["digits-lt"])  # 103 images of the 0 down to 2 of the 9
+data = longtail.open_splits("digits-lt")  # 103 images of the 0 down to 2 of the 9
 images, labels = data.train.pixels / 255, data.train.labels
 
 

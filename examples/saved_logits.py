@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 import longtail
 
-data = longtail.open_splits(longtail.RECIPES["digits-lt"])
+data = longtail.open_splits("digits-lt")
 counts = data.train.class_counts
 
 # Whatever program wrote these files: logits (N, K) and labels (N,) of the training and of other images.

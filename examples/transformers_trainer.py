@@ -13,7 +13,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, ViTConfig,
 
 import longtail
 
-data = longtail.open_splits(longtail.RECIPES["digits-lt"])
+data = longtail.open_splits("digits-lt")
 counts = data.train.class_counts
 
 

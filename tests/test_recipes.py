@@ -2,7 +2,9 @@
 
 import pytest
 
-from longtail.recipes import RECIPES
+import longtail
+from longtail.errors import UserError
+from longtail.recipes import RECIPES, find_recipe
 
 
 @pytest.mark.parametrize("name", ["cifar10-lt-100", "cifar10-lt-200", "cifar100-lt-100", "cifar100-lt-200"])
@@ -27,3 +29,19 @@ def test_photographs(name, backbone, epochs, batch, decay):
     recipe = RECIPES[name]
     assert (recipe.backbone, recipe.epochs, recipe.batch_size, recipe.weight_decay) == (backbone, epochs, batch, decay)
     assert (recipe.lr, recipe.profile, recipe.image_size) == (0.1, "none", 224)
+
+
+def test_names_stand_for_recipes():
+    assert find_recipe("digits-lt") is RECIPES["digits-lt"]
+    by_name, by_recipe = longtail.open_splits("digits-lt"), longtail.open_splits(RECIPES["digits-lt"])
+    assert by_name.train.pixels.equal(by_recipe.train.pixels)
+
+
+def test_a_wrong_name_is_corrected(tmp_path):
+    with pytest.raises(UserError, match="unknown recipe 'digits' .did you mean 'digits-lt'"):
+        longtail.train("digits", tmp_path / "run")
+    with pytest.raises(UserError, match="unknown recipe 'cifar10'; choose from: digits-lt, "):
+        longtail.compare("cifar10", ["softmax"], tmp_path / "compare")
+    with pytest.raises(UserError, match="'digits-l' is no file, no folder and no recipe .did you mean 'digits-lt'"):
+        longtail.open_splits("digits-l")
+    assert not list(tmp_path.iterdir())

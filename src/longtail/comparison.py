@@ -27,6 +27,7 @@ from longtail.files import replacing, write_json
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc
 from longtail.metrics import evaluate_logits
 from longtail.options import parse_options
+from longtail.recipes import find_recipe
 from longtail.runs import MODEL_FILE, RUN_FILE, Run
 from longtail.training.loop import train
 from longtail.world import ALONE
@@ -180,7 +181,7 @@ def _workers(jobs: int) -> Parallel:
 
 
 def compare(
-    config: TrainConfig,
+    config: TrainConfig | str,
     methods: Sequence[str],
     out: Path | str,
     *,
@@ -192,7 +193,7 @@ def compare(
     """Run a grid of methods and seeds; returns the results of its cells, in order.
 
     Args:
-        config: the stage-one training run; its method and seed are replaced.
+        config: the stage-one training run or the name of a recipe; its method and seed are replaced.
         methods: names, with options as in `marc:solver=sgd`.
         out: folder of the comparison.
         seeds: each cuts its own tail and validation split and starts from its own weights.
@@ -207,6 +208,7 @@ def compare(
         raise UserError(f"{', '.join(sorted(repeated))} is listed twice")
     if len(set(seeds)) < len(seeds):
         raise UserError(f"a seed is listed twice: {', '.join(map(str, seeds))}")
+    config = find_recipe(config)
     cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
     waiting = [cell for cell in cells if not cell.done()]
     display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done already")

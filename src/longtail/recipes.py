@@ -7,6 +7,7 @@ AutoAugment, Cutout, colour jitter and the warm-up are those of the released cod
 from __future__ import annotations
 
 from longtail.config import TrainConfig
+from longtail.errors import choose
 
 CIFAR_AUGMENT = ("crop", "flip", "autoaugment", "cutout")
 PICTURES_AUGMENT = ("resized-crop", "flip", "jitter")
@@ -74,3 +75,8 @@ RECIPES: dict[str, TrainConfig] = {
         weight_decay=1e-4,
     ),
 }
+
+
+def find_recipe(config: TrainConfig | str) -> TrainConfig:
+    """A configuration itself, or the recipe of that name."""
+    return RECIPES[choose("recipe", config, RECIPES)] if isinstance(config, str) else config

@@ -45,8 +45,17 @@ LIST_SETS = {
 DATA_SETS = ("digits", *CIFARS, *LIST_SETS, "lists", "csv", "parquet", "folder")
 
 
-def open_splits(config: DataConfig, *, need_every_class: bool = True) -> Splits:
-    """Open the data set of a configuration: its tail cut and its validation split held out, by the seed."""
+def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> Splits:
+    """Open the data set of a configuration: its tail cut and its validation split held out, by the seed.
+
+    Args:
+        config: a configuration, the name of a recipe, or the path of images, of which nothing is held out.
+        need_every_class: whether a class without training images is an error.
+    """
+    if isinstance(config, str):
+        from longtail.data.sources import find_data
+
+        config = find_data(config)
     name = choose("data set", config.data, DATA_SETS)
     root = Path(config.root).expanduser() if config.root else cache_folder()
     train, validation, test = _reader(name)(config, root)

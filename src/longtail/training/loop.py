@@ -26,6 +26,7 @@ from longtail.errors import UserError, choose
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics import Metrics, evaluate_logits
 from longtail.predict import predict
+from longtail.recipes import find_recipe
 from longtail.runs import build_network, image_channels, transforms
 from longtail.training.checkpoint import TrainState
 from longtail.training.journal import Journal, StopRequest
@@ -220,7 +221,7 @@ class Trainer:
 
 
 def train(
-    config: TrainConfig,
+    config: TrainConfig | str,
     out: Path | str,
     *,
     resume: bool = False,
@@ -228,12 +229,13 @@ def train(
     tensorboard: bool = False,
     display: Display | None = None,
 ) -> Metrics | None:
-    """Train a network as `config` says and leave a run in folder `out`.
+    """Train a network as `config` says, or the recipe of that name, and leave a run in folder `out`.
 
     Returns the validation metrics after the last step, None without a validation split. Works in one
     process or in those that `torchrun` started.
     """
     display = display or Display(quiet=True)
+    config = find_recipe(config)
     with join(config.device) as world:
         if download:
             from longtail.data.download import download_cifar
