@@ -41,6 +41,15 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.endswith("False\n")
 
 
+def test_training_extraction_and_evaluation_do_not_wait_for_scikit_learn():
+    code = (
+        "import longtail.training.loop, longtail.extraction, longtail.evaluation, longtail.data.digits as digits, sys; "
+        "digits.read_digits(); print({'sklearn', 'scipy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_version_in_both_spellings(capsys):
     assert run(capsys, "--version") == (0, f"longtail {longtail.__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "longtail", "-V"], capture_output=True, text=True, check=True)

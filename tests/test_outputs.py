@@ -67,11 +67,11 @@ def test_outputs_of_another_model_are_refused(tmp_path):
 
 
 def test_logits_come_from_features_where_they_are_not_stored(monkeypatch):
-    from longtail.posthoc import affine
+    from longtail import logit_rows
 
     outputs = example()
     without = example(logits=None)
-    monkeypatch.setattr(affine, "COMPUTED_NUMBERS", 21)
+    monkeypatch.setattr(logit_rows, "COMPUTED_NUMBERS", 21)
     chunks = [chunk.numpy() for _, chunk in without.rows().chunks()]
     assert len(chunks) == 8
     np.testing.assert_allclose(np.concatenate(chunks), outputs.logits, atol=1e-6)

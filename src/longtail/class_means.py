@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from longtail.logit_rows import LogitRows
 from longtail.outputs import Outputs
-from longtail.posthoc.affine import LogitRows
 from longtail.posthoc.inputs import as_labels, as_logits, as_norms, refuse_beside_outputs
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from torch import Tensor, nn
 
+import longtail
 from longtail.errors import choose
 from longtail.losses import (
     LADE,
@@ -30,16 +31,11 @@ from longtail.networks.cosine import cosine_classifier
 from longtail.networks.hybrid_sc import HybridSC, HybridSCObjective
 from longtail.networks.oltr import OLTR, OLTRObjective
 from longtail.options import parse_options, taken_by
-from longtail.posthoc.base import PostHoc
-from longtail.posthoc.crt import CRT
-from longtail.posthoc.disalign import DisAlign
-from longtail.posthoc.logit_adjustment import LogitAdjustment
-from longtail.posthoc.lws import LWS
-from longtail.posthoc.marc import MARC
-from longtail.posthoc.scaling import PlattScaling, TemperatureScaling, VectorScaling
-from longtail.posthoc.tau_norm import TauNorm
 from longtail.training.objective import Objective
 from longtail.training.schedules import deferred_ldam
+
+if TYPE_CHECKING:
+    from longtail.posthoc.base import PostHoc
 
 
 def plain_classifier(backbone: nn.Module, class_counts: Tensor) -> nn.Module:
@@ -103,7 +99,7 @@ class PostHocMethod:
         title: name as in the literature.
         family: decision boundary, calibration.
         paper: where it comes from.
-        estimator: its class.
+        class_name: what the library calls its class.
         trains: the numbers it trains, as a formula in p (features) and K (classes).
         needs: what it is fitted on beyond logits and labels.
     """
@@ -111,9 +107,14 @@ class PostHocMethod:
     title: str
     family: str
     paper: str
-    estimator: type[PostHoc]
+    class_name: str
     trains: str
     needs: str = ""
+
+    @property
+    def estimator(self) -> type[PostHoc]:
+        """Its class, imported now: with scikit-learn, which training does not wait for."""
+        return cast("type[PostHoc]", getattr(longtail, self.class_name))
 
 
 TRAIN_METHODS: dict[str, TrainMethod] = {
@@ -228,16 +229,16 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
 DECOUPLING = "Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020"
 
 POSTHOC_METHODS: dict[str, PostHocMethod] = {
-    "crt": PostHocMethod("Decouple-cRT", "decision boundary", DECOUPLING, CRT, trains="pK + K", needs="features"),
-    "lws": PostHocMethod("Decouple-LWS", "decision boundary", DECOUPLING, LWS, trains="K"),
+    "crt": PostHocMethod("Decouple-cRT", "decision boundary", DECOUPLING, "CRT", trains="pK + K", needs="features"),
+    "lws": PostHocMethod("Decouple-LWS", "decision boundary", DECOUPLING, "LWS", trains="K"),
     "tau-norm": PostHocMethod(
-        "Decouple-tau-norm", "decision boundary", DECOUPLING, TauNorm, trains="0", needs="head, validation split"
+        "Decouple-tau-norm", "decision boundary", DECOUPLING, "TauNorm", trains="0", needs="head, validation split"
     ),
     "disalign": PostHocMethod(
         "DisAlign",
         "decision boundary",
         "Zhang et al., Distribution Alignment, CVPR 2021",
-        DisAlign,
+        "DisAlign",
         trains="p + 2K + 1",
         needs="features",
     ),
@@ -245,7 +246,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Logit adjustment",
         "decision boundary",
         "Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021",
-        LogitAdjustment,
+        "LogitAdjustment",
         trains="0",
         needs="class counts",
     ),
@@ -253,7 +254,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "MARC",
         "decision boundary",
         "Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 2022",
-        MARC,
+        "MARC",
         trains="2K",
         needs="head",
     ),
@@ -261,21 +262,21 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Temperature scaling",
         "confidence",
         "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
-        TemperatureScaling,
+        "TemperatureScaling",
         trains="1",
     ),
     "vector": PostHocMethod(
         "Vector scaling",
         "confidence",
         "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
-        VectorScaling,
+        "VectorScaling",
         trains="2K",
     ),
     "platt": PostHocMethod(
         "Platt scaling",
         "confidence",
         "Platt, Probabilistic Outputs for Support Vector Machines, 1999",
-        PlattScaling,
+        "PlattScaling",
         trains="2K",
     ),
 }

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from longtail.errors import UserError
+from longtail.logit_rows import LogitRows
 from longtail.mapped import create, read
-from longtail.posthoc.affine import LogitRows
 from longtail.precision import as_array
 from longtail.world import ALONE, World
 

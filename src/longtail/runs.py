@@ -30,7 +30,7 @@ from longtail.errors import UserError, choose
 from longtail.files import sha256, write_json
 from longtail.head import head_of, with_head
 from longtail.methods import TRAIN_METHODS
-from longtail.posthoc.disalign import DisAlignHead
+from longtail.networks.disalign_head import DisAlignHead
 from longtail.provenance import versions
 from longtail.tensors import read_tensors
 

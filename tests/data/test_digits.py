@@ -1,8 +1,18 @@
 import torch
+from sklearn.datasets import load_digits
 
 from longtail.config import DataConfig
 from longtail.data import open_splits
 from longtail.data.digits import MEAN, STD, read_digits
+
+
+def test_digits_are_those_of_scikit_learn():
+    table = load_digits()
+    theirs = zip((table.images * 255 / 16).round().tolist(), table.target.tolist(), strict=True)
+    own = [
+        pair for part in read_digits() for pair in zip(part.pixels[:, 0].tolist(), part.labels.tolist(), strict=True)
+    ]
+    assert sorted(own) == sorted(theirs)
 
 
 def test_digits_are_real_split_and_never_shared():

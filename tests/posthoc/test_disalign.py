@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from longtail import DisAlign
-from longtail.posthoc.disalign import DisAlignHead, align
+from longtail.networks.disalign_head import DisAlignHead, align
 from longtail.posthoc.marc import class_weights
 from longtail.posthoc.sgd import weighted_cross_entropy
 

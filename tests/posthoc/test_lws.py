@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from longtail import LWS, MARC
-from longtail.posthoc.affine import AffineProblem, LogitRows
+from longtail.logit_rows import LogitRows
+from longtail.posthoc.affine import AffineProblem
 
 
 def test_logits_loss_and_gradient_agree_with_the_authors_code(golden):

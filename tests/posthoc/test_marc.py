@@ -173,13 +173,13 @@ def test_a_strong_pull_to_the_identity_changes_nothing():
 
 
 def test_the_answer_does_not_depend_on_chunks_or_order(monkeypatch):
-    from longtail.posthoc import affine
+    from longtail import logit_rows
 
     logits, y, _, norms = problem_data(counts=(300, 120, 50, 20))
     whole = MARC(tolerance=1e-6).fit(logits, y, weight_norms=norms)
     again = MARC(tolerance=1e-6).fit(logits, y, weight_norms=norms)
     assert (whole.omega_ == again.omega_).all()
-    monkeypatch.setattr(affine, "CHUNK_NUMBERS", 64)
+    monkeypatch.setattr(logit_rows, "CHUNK_NUMBERS", 64)
     order = np.random.default_rng(0).permutation(len(y))
     pieces = MARC(tolerance=1e-6).fit(logits[order], y[order], weight_norms=norms)
     np.testing.assert_allclose(pieces.omega_, whole.omega_, atol=1e-4)

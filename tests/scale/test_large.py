@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from longtail import MARC, Outputs
+from longtail import MARC, Outputs, logit_rows
 from longtail.calibration import calibrate_run, run_outputs
-from longtail.posthoc import affine
 from longtail.runs import Run
 from longtail.world import ALONE
 
@@ -25,7 +24,7 @@ def outputs(samples: int = 400, classes: int = 12, width: int = 6) -> Outputs:
 def test_the_answer_from_features_is_that_from_logits(monkeypatch):
     computed = outputs()
     stored = replace(computed, logits=computed.rows().read(slice(None)).numpy())
-    monkeypatch.setattr(affine, "COMPUTED_NUMBERS", 84)  # 7 rows at a time
+    monkeypatch.setattr(logit_rows, "COMPUTED_NUMBERS", 84)  # 7 rows at a time
     assert computed.rows().chunk_rows == 7
     one, two = MARC().fit(stored), MARC().fit(computed)
     np.testing.assert_allclose(two.omega_, one.omega_, atol=1e-6)

@@ -13,7 +13,7 @@ from longtail.calibration import CALIBRATION_FILE
 from longtail.errors import UserError
 from longtail.files import replacing, write_json
 from longtail.head import find_head, head_of
-from longtail.posthoc.disalign import DisAlignHead
+from longtail.networks.disalign_head import DisAlignHead
 from longtail.runs import RUN_FILE, Run
 
 SOFTMAX = "probabilities = exp(logits) / sum(exp(logits))"

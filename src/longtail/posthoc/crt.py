@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.errors import UserError, choose
-from longtail.posthoc.affine import LogitRows
+from longtail.logit_rows import LogitRows
 from longtail.posthoc.base import FitResult, PostHoc
 from longtail.posthoc.inputs import Array, FitData
 from longtail.posthoc.lws import balanced_weights

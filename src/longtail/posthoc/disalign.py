@@ -23,16 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError, choose, number
+from longtail.networks.disalign_head import DisAlignHead, align
 from longtail.posthoc.base import FitResult, PostHoc, is_trained
 from longtail.posthoc.crt import require_features
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.marc import class_weights
 from longtail.posthoc.sgd import train_parameters, weighted_cross_entropy
-
-
-def align(logits: Tensor, confidence: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """The mixture above; `confidence` (N, 1) is s(f)."""
-    return logits + confidence * ((scale - 1) * logits + shift)
 
 
 class DisAlign(PostHoc):
@@ -135,19 +131,3 @@ class DisAlign(PostHoc):
     @property
     def n_parameters_(self) -> int:
         return 2 * len(self.scale_) + len(self.confidence_weight_) + 1
-
-
-class DisAlignHead(nn.Module):
-    """A linear layer followed by the mixture: features (N, D) to logits (N, K)."""
-
-    def __init__(self, in_features: int, num_classes: int, *, bias: bool = True) -> None:
-        super().__init__()
-        self.classifier = nn.Linear(in_features, num_classes, bias=bias)
-        self.scale = nn.Parameter(torch.ones(num_classes))
-        self.shift = nn.Parameter(torch.zeros(num_classes))
-        self.confidence_weight = nn.Parameter(torch.zeros(in_features))
-        self.confidence_bias = nn.Parameter(torch.zeros(()))
-
-    def forward(self, features: Tensor) -> Tensor:
-        confidence = (features @ self.confidence_weight + self.confidence_bias).sigmoid().unsqueeze(1)
-        return align(self.classifier(features), confidence, self.scale, self.shift)

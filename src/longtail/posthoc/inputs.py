@@ -11,7 +11,7 @@ from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
 from longtail.errors import UserError
-from longtail.posthoc.affine import LogitRows
+from longtail.logit_rows import LogitRows
 from longtail.precision import as_array, plain
 from longtail.world import ALONE, World
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.posthoc.affine import AffineProblem, LogitRows
+from longtail.logit_rows import LogitRows
+from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
 from longtail.solver import Problem, minimise
