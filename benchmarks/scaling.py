@@ -41,9 +41,8 @@ from longtail.training.loop import Trainer, TrainingStep
 from longtail.world import ALONE, World, join
 
 BATCH = 128
-STEPS = 2
-ROUNDS = 11
-PASSES = 151  # short turns: the speed of a virtual machine may change within seconds
+# Many short turns where that is possible: the speed of a virtual machine may change within seconds.
+STEPS, PASSES, SOLVES = 61, 151, 11
 DECADES = (2e6, 6e6, 2e7, 6e7, 2e8)
 
 
@@ -64,10 +63,9 @@ def training(folder: Path, root: str, world: World) -> list[dict[str, float]]:
     def run(name: str) -> None:
         if name in loops:
             trainer, step, batches = loops[name]
-            for _ in range(STEPS):
-                trainer._step(step, next(batches))
+            trainer._step(step, next(batches))
 
-    return in_turns(run, world)
+    return in_turns(run, world, STEPS)
 
 
 def solving(folder: Path, world: World) -> dict[str, list[dict[str, float]]]:
@@ -94,7 +92,7 @@ def solving(folder: Path, world: World) -> dict[str, list[dict[str, float]]]:
             MARC().fit(given[name])
 
     evaluations = MARC().fit(whole).result_.iterations / MARC().fit(part).result_.iterations
-    solves = [{**times, "apart": evaluations * times["apart"]} for times in in_turns(run_solve, world)]
+    solves = [{**times, "apart": evaluations * times["apart"]} for times in in_turns(run_solve, world, SOLVES)]
     return {"solving, its passes": in_turns(run_pass, world, PASSES), "solving, whole": solves}
 
 
@@ -107,7 +105,7 @@ def outside_passes(outputs: Outputs) -> float:
     return 1 - inside / stats.total_tt
 
 
-def in_turns(run: Callable[[str], None], world: World, rounds: int = ROUNDS) -> list[dict[str, float]]:
+def in_turns(run: Callable[[str], None], world: World, rounds: int) -> list[dict[str, float]]:
     """Seconds of `run(name)` for one, all and apart, taken in turns after a first round that does not count."""
     taken = []
     for _ in range(rounds + 1):
