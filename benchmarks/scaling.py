@@ -61,9 +61,8 @@ def training(folder: Path, root: str, world: World) -> list[dict[str, float]]:
         loops[name] = trainer, DistributedDataParallel(step) if processes.size > 1 else step, trainer._batches()
 
     def run(name: str) -> None:
-        if name in loops:
-            trainer, step, batches = loops[name]
-            trainer._step(step, next(batches))
+        trainer, step, batches = loops[name]
+        trainer._step(step, next(batches))
 
     return in_turns(run, world, STEPS)
 
@@ -84,12 +83,10 @@ def solving(folder: Path, world: World) -> dict[str, list[dict[str, float]]]:
     identity = np.repeat([1.0, 0.0], len(weights))
 
     def run_pass(name: str) -> None:
-        if name != "one" or world.is_main:
-            problems[name].value_and_gradient(identity)
+        problems[name].value_and_gradient(identity)
 
     def run_solve(name: str) -> None:
-        if name != "one" or world.is_main:
-            MARC().fit(given[name])
+        MARC().fit(given[name])
 
     evaluations = MARC().fit(whole).result_.iterations / MARC().fit(part).result_.iterations
     solves = [{**times, "apart": evaluations * times["apart"]} for times in in_turns(run_solve, world, SOLVES)]
@@ -106,13 +103,22 @@ def outside_passes(outputs: Outputs) -> float:
 
 
 def in_turns(run: Callable[[str], None], world: World, rounds: int) -> list[dict[str, float]]:
-    """Seconds of `run(name)` for one, all and apart, taken in turns after a first round that does not count."""
+    """Seconds of `run(name)` for one, all and apart, taken in turns after a first round that does not count.
+
+    What is for one runs in the first process only.
+    """
+
+    def turn(name: str) -> None:
+        if name != "one" or world.is_main:
+            run(name)
+        world.barrier()
+
     taken = []
     for _ in range(rounds + 1):
         times = {}
         for name in ("one", "all", "apart"):
             world.barrier()
-            times[name] = seconds(lambda name=name: (run(name), world.barrier()))
+            times[name] = seconds(lambda name=name: turn(name))
         taken.append(times)
     return taken[1:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -58,7 +58,8 @@ def build_backbone(name: str, in_channels: int = 3) -> nn.Module:
 
 def num_features(backbone: nn.Module) -> int:
     """The width of a backbone's features."""
-    if not isinstance(getattr(backbone, "num_features", None), int):
+    width = getattr(backbone, "num_features", None)
+    if not isinstance(width, int):
         kind = type(backbone).__name__
         raise UserError(f"{kind} does not say how many features it gives; set {kind}.num_features")
-    return cast(Backbone, backbone).num_features
+    return width

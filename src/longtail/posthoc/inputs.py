@@ -139,9 +139,8 @@ def as_features(features: Any, size: int) -> Array:
     if array.ndim != 2 or len(array) != size:
         raise UserError(f"features must have shape ({size}, D), not {tuple(array.shape)}")
     for where, chunk in LogitRows(array).chunks():
-        finite = torch.isfinite(chunk).all(1)
-        if not bool(finite.all()):
-            raise UserError(f"features of row {where.start + int((~finite).nonzero()[0])} contain NaN or inf")
+        if (row := _broken_row(where, chunk)) is not None:
+            raise UserError(f"features of row {row} contain NaN or inf")
     return array
 
 
@@ -166,11 +165,8 @@ def check_rows(rows: LogitRows, world: World = ALONE) -> None:
     probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True
     broken = None
     for where, chunk in rows.stored.chunks(*world.share(size)):
-        if not bool(torch.isfinite(chunk.sum(1)).all()):
-            finite = torch.isfinite(chunk).all(1)
-            if not bool(finite.all()):
-                broken = where.start + int((~finite).nonzero()[0])
-                break
+        if (broken := _broken_row(where, chunk)) is not None:
+            break
         probabilities = probabilities and (computed or _are_probabilities(chunk))
     found = world.gather((broken, probabilities))  # all processes stop, or none
     for row, _ in found:
@@ -179,6 +175,14 @@ def check_rows(rows: LogitRows, world: World = ALONE) -> None:
             raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or mend the model")
     if all(they_are for _, they_are in found):
         raise UserError("these are probabilities (every row sums to 1), not logits; pass logits, or log(probabilities)")
+
+
+def _broken_row(where: slice, chunk: Tensor) -> int | None:
+    """The first of these rows that contains NaN or inf."""
+    if bool(torch.isfinite(chunk.sum(1)).all()):
+        return None
+    broken = (~torch.isfinite(chunk)).any(1).nonzero()  # none, where only the sum was too large
+    return where.start + int(broken[0]) if len(broken) else None
 
 
 def _are_probabilities(chunk: Tensor) -> bool:
