@@ -7,6 +7,8 @@ DIST := dist
 # Files in the packages are dated by the last commit, so that the same source gives the same bytes.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1704067200)
 export SOURCE_DATE_EPOCH
+# Installed without bytecode; the first import writes it, or every process would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test lint docs dist clean
 
