@@ -42,7 +42,7 @@ from longtail.world import ALONE, World, join
 
 BATCH = 128
 # Many short turns where that is possible: the speed of a virtual machine may change within seconds.
-STEPS, PASSES, SOLVES = 61, 151, 11
+STEPS, PASSES, SOLVES = 61, 151, 31
 DECADES = (2e6, 6e6, 2e7, 6e7, 2e8)
 
 
