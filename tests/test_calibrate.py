@@ -14,6 +14,7 @@ from longtail.errors import UserError
 from longtail.evaluation import evaluate_run
 from longtail.extraction import outputs_path
 from longtail.runs import Run
+from longtail.tensors import read_tensors
 from longtail.world import ALONE
 
 
@@ -255,9 +256,41 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
     described = json.loads((tmp_path / "out" / "calibration.json").read_text())
     by_formula = np.array(described["scale_"]) * data["test"] + np.array(described["shift_"])
     np.testing.assert_allclose(by_formula, repaired.logits, atol=1e-4)
+    head, _ = read_tensors(tmp_path / "out" / "head.safetensors")
+    np.testing.assert_allclose(head["weight"], np.array(described["omega_"])[:, None] * data["weight"], rtol=1e-5)
+    np.testing.assert_allclose(head["bias"], described["shift_"], rtol=1e-5)  # the file had no bias
     code, _, error = run_command(capsys, *words)
     assert code == 2
     assert "holds a calibration already" in error
+
+
+def test_class_sizes_of_held_out_logits_are_those_of_training(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], [500, 60, 8])
+    np.savez(tmp_path / "train.npz", logits=rng.normal(size=(568, 3)), labels=labels)
+    np.savez(tmp_path / "test.npz", logits=rng.normal(size=(600, 3)), labels=np.arange(600) % 3)
+    words = ["calibrate", tmp_path / "train.npz", "--out", tmp_path / "out", "--json"]
+    code, out, _ = run_command(capsys, *words, "--test", tmp_path / "test.npz")
+    assert code == 0
+    scores = json.loads(out)["test"]["after"]
+    assert [scores[name] is None for name in ("many", "medium", "few")] == [False, False, False]
+    assert run_command(capsys, *words, "--overwrite")[0] == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["calibration.json"]  # nothing of the first is left
+
+
+def test_a_run_is_not_overwritten_by_its_repair(capsys, digits_copy):
+    before = (digits_copy / "model.safetensors").read_bytes()
+    code, _, error = run_command(capsys, "calibrate", digits_copy, "--out", digits_copy, "--overwrite")
+    assert code == 2
+    assert "is the run itself; choose another --out" in error
+    assert (digits_copy / "model.safetensors").read_bytes() == before
+
+
+def test_a_head_that_is_not_linear_is_not_calibrated_again(capsys, digits_copy):
+    assert run_command(capsys, "calibrate", digits_copy, "--method", "disalign", "--quiet")[0] == 0
+    code, _, error = run_command(capsys, "calibrate", digits_copy / "disalign")
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"disalign put another head there; take the run it came from, {digits_copy}" in error
 
 
 @pytest.mark.filterwarnings("default:not solved")
@@ -286,6 +319,12 @@ def test_a_warning_is_one_line(capsys, tmp_path):
         (["{npz}", "--out", "{tmp}/o", "--options", "gamma"], "--options takes names and values in turn"),
         (["{npz}", "--out", "{tmp}/o", "--options", "solver", "sgd", "seed", "-1"], "seed must be a whole number"),
         (["{npz}", "--out", "{tmp}/o", "--method", "crt"], "an array called features"),
+        (["{npz}", "--out", "{tmp}/o", "--views", "3"], "is saved logits, for which --views means nothing"),
+        (["{tmp}", "--test", "{npz}"], "is a run, for which --test means nothing; leave it out"),
+        (
+            ["{npz}", "--out", "{tmp}/o", "--options", "gamma", "-1"],
+            'gamma must be a number, at least 0, not -1; or "auto"',
+        ),
     ],
 )
 def test_mistakes_are_one_line(capsys, tmp_path, words, message):

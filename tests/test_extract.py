@@ -76,17 +76,73 @@ def test_batches_of_named_inputs():
     np.testing.assert_allclose(nested.logits, outputs.logits)
 
 
-class Halves(Small):
+class WorksInPlace(Small):
+    """Answers with log-probabilities and reuses its buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = torch.empty(10, 6)
+
     def forward(self, x):
-        answer = super().forward(x)
-        answer /= 2
+        answer = self.fc(input=self.buffer.copy_(self.body(x)))
+        answer -= answer.logsumexp(1, keepdim=True)
         return answer
 
 
-def test_a_model_that_works_on_in_place():
-    model = Halves().eval()
-    outputs = longtail.extract(model, [(X, Y)], device="cpu")
-    np.testing.assert_allclose(outputs.logits, 2 * model(X).detach(), atol=1e-6)
+def test_a_model_that_works_in_place():
+    model = WorksInPlace().eval()
+    loader = [(X[:10], Y[:10]), (X[10:], Y[10:])]
+    outputs = longtail.extract(model, loader, device="cpu")
+    with torch.no_grad():
+        features = torch.cat([model.body(x) for x, _ in loader])
+        np.testing.assert_allclose(outputs.features, features, atol=1e-6)
+        np.testing.assert_allclose(outputs.logits, model.fc(features), atol=1e-6)
+
+
+class Divides(Small):
+    def forward(self, x):
+        return super().forward(x) / 0.07
+
+
+def test_a_factor_behind_the_head_is_named_unless_the_head_is():
+    model = Divides().eval()
+    with pytest.raises(UserError, match=r"multiplies what 'fc' gives by 14\.3; put that factor into its weight"):
+        longtail.extract(model, [(X, Y)], device="cpu")
+    outputs = longtail.extract(model, [(X, Y)], head="fc", device="cpu")
+    np.testing.assert_allclose(outputs.logits, 0.07 * model(X).detach(), atol=1e-6)
+
+
+def test_outputs_stream_to_a_file_and_are_mapped(tmp_path):
+    model = Small().eval()
+    loader = [(X[:12], Y[:12]), (X[12:], Y[12:])]
+    path = tmp_path / "new" / "outputs.safetensors"
+    mapped = longtail.extract(model, loader, path, device="cpu")
+    kept = longtail.extract(model, loader, device="cpu")
+    assert isinstance(mapped.logits, np.memmap)
+    assert isinstance(mapped.features, np.memmap)
+    for name in ("features", "logits", "labels", "indices", "class_counts", "head_weight", "head_bias"):
+        np.testing.assert_array_equal(getattr(mapped, name), getattr(kept, name))
+    assert Outputs.open(path, model=fingerprint(model)).model == kept.model
+    assert [file.name for file in path.parent.iterdir()] == ["outputs.safetensors"]
+    half = longtail.extract(model, loader, tmp_path / "half.safetensors", dtype="float16", device="cpu")
+    assert half.logits.dtype == half.features.dtype == np.float16
+
+
+def test_numbers_too_large_for_half_precision_are_named():
+    model = Small().eval()
+    model.fc.weight.data.mul_(1e6)
+    with pytest.raises(UserError, match=r"logits up to .* do not fit into float16; store float32"):
+        longtail.extract(model, [(X, Y)], dtype="float16", device="cpu")
+
+
+def test_the_model_goes_back_to_its_device():
+    model = Small()
+    model.to = lambda device: moves.append(str(device)) or model  # there is only one device here
+    moves = []
+    longtail.extract(model, [(X, Y)], device="cpu")
+    with pytest.raises(UserError):
+        longtail.extract(model, [], device="cpu")
+    assert moves == ["cpu", "cpu", "cpu", "cpu"]
 
 
 class WithFeatures(Small):
@@ -118,7 +174,8 @@ def test_of_several_answers_the_caller_says_which():
 
 class Twice(Small):
     def forward(self, x):
-        return self.fc(self.body(x)) + self.fc(self.body(x))
+        self.fc(self.body(-x))
+        return self.fc(self.body(x))
 
 
 class Tokens(Small):
@@ -174,6 +231,8 @@ def test_views_are_augmented_anew_and_belong_to_training(digits_copy):
     assert (outputs.logits[:size] != outputs.logits[size:]).any(1).mean() > 0.8
     one = read(extract_run(run, "train", ALONE, views=1))
     np.testing.assert_array_equal(one.logits, outputs.logits[:size])
+    with pytest.raises(UserError, match="views must be a whole number of at least 0, not -1"):
+        extract_run(run, "train", ALONE, views=-1)
     with pytest.raises(UserError, match="views are for the train split"):
         extract_run(run, "test", ALONE, views=1)
 

@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
 
 from longtail.errors import UserError
-from longtail.logit_files import read_outputs
+from longtail.logit_files import read_held_out, read_outputs
+from longtail.outputs import Outputs
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(30, 3)).astype(np.float32)
@@ -57,7 +60,9 @@ def test_what_else_is_known_is_used(tmp_path):
         ("a.csv", b"\xff\xfe", "not a text file"),
         ("a.csv", b"label,a,b\n0,1,nan\n", "a.csv: logits of row 0 contain NaN"),
         ("a.csv", b"label,a,b\n2,1,4\n", r"a.csv: labels must be 0\.\.1"),
+        ("a.csv", b",label,a,b\n0,1,2,3\n", "a column without a name"),
         ("a.safetensors", b"broken", "not a whole safetensors file"),
+        ("a.safetensors", b"\x02\0\0\0\0\0\0\0[]", "not a whole safetensors file"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, content, message):
@@ -81,3 +86,39 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", logits=np.array([{}], dtype=object), labels=LABELS)
     with pytest.raises(UserError, match="not a whole .npz file of plain arrays"):
         read_outputs(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_types_that_torch_writes_are_read(tmp_path, dtype):
+    logits = torch.from_numpy(LOGITS).to(dtype)
+    save_tensors({"logits": logits, "labels": torch.from_numpy(LABELS).int()}, tmp_path / "a.safetensors")
+    outputs = read_outputs(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(outputs.logits, logits.double().numpy())
+    assert outputs.labels.tolist() == LABELS.tolist()
+
+
+def test_a_type_that_cannot_be_read_is_named(tmp_path):
+    save_tensors({"logits": torch.from_numpy(LOGITS).to(torch.float8_e4m3fn)}, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="logits is of type F8_E4M3; save it as one of F32"):
+        read_outputs(tmp_path / "a.safetensors")
+
+
+def test_held_out_files_serve_as_what_they_are_given_for(tmp_path):
+    train = Outputs(LABELS, np.array([500, 60, 8]), logits=LOGITS)
+    train.save(tmp_path / "held-out.safetensors")  # says of itself that it is of the training split
+    outputs = read_held_out(tmp_path / "held-out.safetensors", "test", train)
+    assert outputs.split == "test"
+    assert read_held_out(write(tmp_path, "npz"), "test", train).class_counts.tolist() == [500, 60, 8]
+    np.savez(tmp_path / "two.npz", logits=LOGITS[:, :2], labels=LABELS % 2)
+    with pytest.raises(UserError, match=r"two\.npz has 2 classes, the training logits have 3"):
+        read_held_out(tmp_path / "two.npz", "test", train)
+    with pytest.raises(UserError, match="has labels of its own"):
+        read_outputs(tmp_path / "held-out.safetensors", tmp_path / "y.npy")
+
+
+def test_counts_that_are_no_counts_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", logits=LOGITS, labels=LABELS, class_counts=[0.5, 0.3, 0.2])
+    with pytest.raises(UserError, match="class_counts must be whole numbers of training samples"):
+        read_outputs(tmp_path / "a.npz")
+    with pytest.raises(UserError, match="labels must be whole numbers of classes"):
+        Outputs(LABELS + 0.7, np.array([10, 10, 10]), logits=LOGITS)

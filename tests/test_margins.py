@@ -16,6 +16,16 @@ def test_means_are_those_of_the_definition(cifar_features):
     np.testing.assert_allclose(longtail.margins(outputs).margins, means.margins, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("labels", "logits", "message"),
+    [([-1, 0], np.ones((2, 3)), r"labels must be 0\.\.2"), ([0, 1], np.full((2, 3), np.nan), "row 0 contain NaN")],
+)
+def test_outputs_are_checked_as_arrays_are(labels, logits, message):
+    outputs = Outputs(np.array(labels), np.array([5, 3, 1]), logits=logits)
+    with pytest.raises(ValueError, match=message):
+        longtail.margins(outputs)
+
+
 def test_absent_classes_have_no_mean():
     means = longtail.margins(np.array([[1.0, 2.0, 3.0]] * 2), [0, 2])
     assert means.samples.tolist() == [1, 0, 1]

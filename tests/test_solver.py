@@ -74,6 +74,14 @@ def test_a_flat_problem_is_solved_at_once():
     assert solution.gradient == 0
 
 
+def test_a_gradient_that_is_no_number_is_loud():
+    problem = Quadratic()
+    problem.best = np.full(60, np.nan)
+    with pytest.warns(ConvergenceWarning, match="not solved"):
+        solution = minimise(problem, np.zeros(60))
+    assert not solution.converged
+
+
 def test_giving_up_is_loud():
     with pytest.warns(ConvergenceWarning, match="not solved: after 4 passes"):
         solution = minimise(Unpaired(), np.zeros(60), max_evaluations=4)

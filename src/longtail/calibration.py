@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from longtail.display import Display
@@ -20,11 +21,14 @@ from longtail.outputs import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.marc import MARC
 from longtail.predict import evaluating
+from longtail.row_files import Rows
 from longtail.runs import MODEL_FILE, RUN_FILE, Run
 from longtail.tensors import write_tensors
 from longtail.world import World
 
 CALIBRATION_FILE = "calibration.json"
+HEAD_FILE = "head.safetensors"
+REPAIRED = "-calibrated.safetensors"
 
 
 def calibrate(
@@ -51,7 +55,8 @@ def calibrate(
         device: where to run the model.
     """
     method = MARC() if method is None else method
-    train, head = extract_with_head(model, loader, head=head, class_counts=class_counts, device=device)
+    rows = Rows(np.dtype(np.float32))
+    train, head = extract_with_head(model, loader, rows, head=head, class_counts=class_counts, device=device)
     held_out = None
     if validation is not None:
         counts = train.class_counts
@@ -71,11 +76,10 @@ class Comparison:
     after: Metrics
 
 
-def compare_outputs(method: PostHoc, outputs: Outputs) -> Comparison:
-    """Score outputs as they are and repaired."""
+def compare_outputs(outputs: Outputs, repaired: np.ndarray) -> Comparison:
+    """Score outputs as they are and repaired, (N, K)."""
     before = outputs.rows().read(slice(None)).numpy()
-    after = np.asarray(method.transform(outputs))
-    scores = [evaluate_logits(logits, outputs.labels, outputs.class_counts) for logits in (before, after)]
+    scores = [evaluate_logits(logits, outputs.labels, outputs.class_counts) for logits in (before, repaired)]
     return Comparison(outputs.split, *scores)
 
 
@@ -98,6 +102,8 @@ def calibrate_run(
     the held-out splits.
     """
     folder = out or run.folder / name
+    if folder.resolve() == run.folder.resolve():
+        raise UserError(f"{folder} is the run itself; choose another --out")
     if (folder / RUN_FILE).exists() and not overwrite:
         raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
     options: dict[str, Any] = {"root": root, "workers": workers, "display": display}
@@ -108,8 +114,9 @@ def calibrate_run(
         if split in run.details["data"]["images"]
     }
     method.fit(train, validation=held_out.get("validation"))
-    scores = [compare_outputs(method, outputs) for outputs in held_out.values()]
+    scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]
     if world.is_main:
+        _remove_results(folder)
         _write_model(run, method, folder, describe(method, name, train))
         write_scores(folder, scores)
     world.barrier()
@@ -172,23 +179,44 @@ def write_scores(folder: Path, scores: list[Comparison]) -> None:
         write_json(folder / f"before-after-{score.split}.json", values)
 
 
+def _remove_results(folder: Path) -> None:
+    """What a calibration that is replaced has left: the new one may have other splits."""
+    for pattern in ("before-after-*.json", f"*{REPAIRED}", HEAD_FILE):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
 def calibrate_files(
     train: Outputs, method: PostHoc, name: str, out: Path, held_out: list[Outputs], *, overwrite: bool = False
 ) -> list[Comparison]:
-    """Fit a method on saved logits; writes its numbers, the scores and the repaired held-out logits."""
+    """Fit a method on saved logits; writes its numbers, the scores and the repaired held-out logits.
+
+    Where the head is known, the repaired one is written too.
+    """
     if (out / CALIBRATION_FILE).exists() and not overwrite:
         raise UserError(f"{out} holds a calibration already; choose another --out or replace it with --overwrite")
     validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
     method.fit(train, validation=validation)
-    scores = [compare_outputs(method, outputs) for outputs in held_out]
+    repaired = [np.asarray(method.transform(outputs)) for outputs in held_out]
+    scores = [compare_outputs(*pair) for pair in zip(held_out, repaired, strict=True)]
     if not train.world.is_main:
         return scores
     out.mkdir(parents=True, exist_ok=True)
-    for outputs in held_out:
-        repaired = np.asarray(method.transform(outputs))
-        Outputs(outputs.labels, outputs.class_counts, logits=repaired, split=outputs.split).save(
-            out / f"{outputs.split}-calibrated.safetensors"
-        )
+    _remove_results(out)
+    for outputs, logits in zip(held_out, repaired, strict=True):
+        path = out / f"{outputs.split}{REPAIRED}"
+        Outputs(outputs.labels, outputs.class_counts, logits=logits, split=outputs.split).save(path)
+    if train.head_weight is not None:
+        head = method.head(_linear(train.head_weight, train.head_bias))
+        write_tensors(out / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})
     write_scores(out, scores)
     write_json(out / CALIBRATION_FILE, describe(method, name, train))
     return scores
+
+
+def _linear(weight: np.ndarray, bias: np.ndarray | None) -> nn.Linear:
+    """A layer of known weight (K, D) and bias (K,)."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    state = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    layer.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    return layer

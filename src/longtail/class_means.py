@@ -16,7 +16,7 @@ import torch
 
 from longtail.logit_rows import LogitRows
 from longtail.outputs import Outputs
-from longtail.posthoc.inputs import as_labels, as_logits, as_norms, refuse_beside_outputs
+from longtail.posthoc.inputs import as_labels, as_logits, as_norms, from_outputs, refuse_beside_outputs
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ def margins(logits: Any, y: Any = None, *, weight_norms: Any = None) -> ClassMea
     """
     if isinstance(logits, Outputs):
         refuse_beside_outputs(y=y, weight_norms=weight_norms)
-        rows, labels, norms = logits.rows(), torch.from_numpy(logits.labels), logits.weight_norms
+        data = from_outputs(logits, need_every_class=False)
+        rows, labels, norms = data.rows, data.labels, data.weight_norms
     else:
         array = as_logits(logits)
         rows, classes = LogitRows(array), array.shape[1]

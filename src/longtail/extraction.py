@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,17 @@ from longtail.backbones.folding import folded
 from longtail.batches import as_batches, split_batch
 from longtail.data.loading import in_order, load, resident
 from longtail.display import Display
-from longtail.errors import UserError
+from longtail.errors import UserError, choose, whole_number
 from longtail.head import find_head, fingerprint, head_of, unwrap
 from longtail.head_search import WITHOUT_MODEL, answering_head, require_linear, uncompiled
 from longtail.outputs import Outputs, header
 from longtail.predict import BATCH, evaluating
-from longtail.row_files import RowWriter, join_parts, remove_parts
+from longtail.row_files import Rows, RowWriter, join_parts, remove_parts
 from longtail.runs import Run
 from longtail.world import World, find_device
 
 MANY_LOGITS = 1 << 28  # 1 GB in float32
+DTYPES = ("float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -41,43 +43,57 @@ class Piece:
     logits: Tensor
     labels: Tensor
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """The three of them, on the CPU."""
-        numbers = (self.features.float().cpu().numpy(), self.logits.float().cpu().numpy())
-        return *numbers, self.labels.cpu().numpy().astype(np.int64)
+        numbers = {"features": self.features.float().cpu().numpy(), "logits": self.logits.float().cpu().numpy()}
+        return {**numbers, "labels": self.labels.cpu().numpy().astype(np.int64)}
 
 
 def extract(
     model: nn.Module,
     loader: Any,
+    path: Path | str | None = None,
     *,
+    dtype: str = "float32",
     head: str | None = None,
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
     display: Display | None = None,
 ) -> Outputs:
-    """Run a model over a loader once and keep features, logits and labels in memory.
+    """Run a model over a loader once and keep features, logits and labels.
+
+    They are kept in memory or, with `path`, written to that file as they come and mapped from it, so that a set
+    larger than memory works.
 
     Args:
         model: any classifier whose last layer is an `nn.Linear`; wrapped or compiled ones too.
         loader: batches (inputs, labels), or dictionaries with `labels` whose other entries the model takes:
             a `DataLoader`, a list, anything that gives them; a data set of torch or of Hugging Face.
+        path: file that the outputs are written to; `Outputs.open` reads it.
+        dtype: type of the features and logits: float32 or float16.
         head: name of the last linear layer; without, it is the one whose output the model answers with.
         class_counts: (K,) training samples per class, if the loader does not show the training set.
         split: what the loader shows: train, validation or test.
         device: where to run: auto, cpu, cuda, …
         display: where progress is shown.
     """
-    outputs, _ = extract_with_head(
-        model, loader, head=head, class_counts=class_counts, split=split, device=device, display=display
-    )
-    return outputs
+    choose("dtype", dtype, DTYPES)
+    known: dict[str, Any] = {"head": head, "class_counts": class_counts, "split": split, "device": device}
+    if path is None:
+        return extract_with_head(model, loader, Rows(np.dtype(dtype)), display=display, **known)[0]
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        spooled = Rows(np.dtype(dtype), Path(folder))
+        extract_with_head(model, loader, spooled, display=display, **known)[0].save(path)
+    return Outputs.open(path)
 
 
 def extract_with_head(
     model: nn.Module,
     loader: Any,
+    rows: Rows,
     *,
     head: str | None = None,
     class_counts: Any = None,
@@ -87,14 +103,16 @@ def extract_with_head(
 ) -> tuple[Outputs, str]:
     """What `extract` gives, and the name of the layer that was taken for the head."""
     target = find_device(device)
-    inner = unwrap(model).to(target)
+    inner = unwrap(model)
     if head is not None:
         head = find_head(inner, head)
-    pieces: list[tuple[np.ndarray, ...]] = []
     display = display or Display(quiet=True)
     batches = as_batches(loader)
     total = length_hint(batches)
-    with evaluating(inner), uncompiled(), display.task("extracting", total, unit="batches") as task:
+    with ExitStack() as stack:
+        for block in (placed(inner, target), evaluating(inner), uncompiled()):
+            stack.enter_context(block)
+        task = stack.enter_context(display.task("extracting", total, unit="batches"))
         for batch in batches:
             inputs, named, labels = split_batch(batch, inner, target)
             if head is None:
@@ -102,29 +120,41 @@ def extract_with_head(
             linear = head_of(inner, head)
             with watching(linear) as seen:
                 piece = run_batch(inner, inputs, named, labels, seen)
-            if not pieces:
+            if not rows.arrays:
                 require_linear(linear, head, piece.features, piece.logits)
-            pieces.append(piece.arrays())
+            rows.add(**piece.arrays())
             task.advance(1)
         if head is None:
             raise UserError("the loader gave no batches")
         known = head_arrays(head_of(inner, head))
-    features, logits, truth = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    arrays = rows.joined()
+    truth = arrays["labels"]
     classes = len(known["head_weight"])
     if truth.min() < 0 or truth.max() >= classes:
         raise UserError(f"the loader gives labels {truth.min()}..{truth.max()}, the model has classes 0..{classes - 1}")
     counts = np.bincount(truth, minlength=classes) if class_counts is None else class_counts
     outputs = Outputs(
         labels=truth,
+        features=arrays["features"],
+        logits=arrays["logits"],
         class_counts=counts,
-        logits=logits,
-        features=features,
         indices=np.arange(len(truth)),
         split=split,
         model=fingerprint(inner),
         **known,
     )
     return outputs, head
+
+
+@contextmanager
+def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model on a device while the block runs, then where it was before."""
+    before = next((parameter.device for parameter in model.parameters()), device)
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to(before)
 
 
 def head_arrays(linear: nn.Linear) -> dict[str, Any]:
@@ -140,10 +170,12 @@ def watching(linear: nn.Linear) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Collect (input, output) of a layer each time it runs."""
     seen: list[tuple[Tensor, Tensor]] = []
 
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.append((inputs[0].detach(), output.detach().clone()))  # the model may go on in place
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+        # Copies: the model may go on in place, and a view would keep all that it is a view of.
+        (features,) = inputs or (named["input"],)
+        seen.append((features.detach().clone(), output.detach().clone()))
 
-    handle = linear.register_forward_hook(keep)
+    handle = linear.register_forward_hook(keep, with_kwargs=True)
     try:
         yield seen
     finally:
@@ -191,6 +223,12 @@ def extract_run(
     are those of the run, or of `data_run`. Logits are kept unless they are many: readers compute
     them from the features, chunk by chunk.
     """
+    whole_number("views", views, at_least=0)
+    if run.details.get("calibration", {}).get("head", "Linear") != "Linear":
+        raise UserError(
+            f"{run.folder} does not answer with a linear layer: {run.details['calibration']['method']} put another "
+            f"head there; take the run it came from, {run.details['calibration']['from']}"
+        )
     if views and split != "train":
         raise UserError("augmented views are for the train split; leave out --views")
     path = path or outputs_path(run, split, views)

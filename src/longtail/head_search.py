@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from longtail.errors import UserError
 from longtail.head import find_head
 
+CLOSE = 1e-3
 WITHOUT_MODEL = "calibrate its saved logits instead (MARC().fit(logits, y), or the command on files)"
 
 
@@ -33,7 +34,7 @@ def uncompiled() -> Iterator[None]:
 def answering_head(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
     """The name of the linear layer whose output is the answer of the model to one batch.
 
-    The output may have gone through a softmax or been multiplied; then it still is the classifier.
+    The output may have gone through a softmax; then it still is the classifier.
     """
     guess = find_head(model)
     seen: dict[str, Tensor] = {}
@@ -47,15 +48,24 @@ def answering_head(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, A
     if not answers or not all(bool(answer.isfinite().all()) for answer in answers):
         return guess
     logits = answers[0]
-    found = [[path for path, output in seen.items() if _says_the_same(output, answer)] for answer in answers]
-    found = [paths for paths in found if paths]
+    found = [
+        {path: factor for path, output in seen.items() if (factor := _factor(output, answer))} for answer in answers
+    ]
+    found = [factors for factors in found if factors]
     if len(found) > 1:
+        several = ", ".join(list(factors)[-1] for factors in found)
         raise UserError(
-            f"{type(model).__name__} answers with the outputs of several layers ({', '.join(p[-1] for p in found)}); "
+            f"{type(model).__name__} answers with the outputs of several layers ({several}); "
             "say which is the classifier: head="
         )
     if found:
-        return guess if guess in found[0] else found[0][-1]
+        path = guess if guess in found[0] else list(found[0])[-1]
+        if abs(found[0][path] - 1) > CLOSE:
+            raise UserError(
+                f"{type(model).__name__} multiplies what {path!r} gives by {found[0][path]:.3g}; put that factor into "
+                f"its weight and bias, or pass head={path!r} to repair the layer by what it gives itself"
+            )
+        return path
     if guess in seen and seen[guess].shape[-1] == logits.shape[-1] and seen[guess].ndim != 2:
         return guess  # it scores parts of a sample: that is explained where it is used
     raise UserError(
@@ -83,17 +93,18 @@ def _answers(answer: Any) -> list[Tensor]:
     return [one.detach() for one in several if isinstance(one, Tensor) and one.ndim == 2]
 
 
-def _says_the_same(output: Tensor, logits: Tensor) -> bool:
-    if output.shape != logits.shape:
-        return False
-    output, logits = output.double(), logits.double()
-    factor = (output * logits).sum() / output.square().sum().clamp(min=1e-30)
-    if torch.equal(output, logits) or (bool(factor > 0) and _close(factor * output, logits)):
-        return True
-    return _close(output.log_softmax(1), logits) or _close(output.softmax(1), logits)
+def _factor(output: Tensor, answer: Tensor) -> float | None:
+    """What the output of a layer is multiplied by to give the answer; 1 for its softmax too, None if it is no such."""
+    if output.shape != answer.shape:
+        return None
+    output, answer = output.cpu().double(), answer.cpu().double()  # not every device computes in float64
+    if torch.equal(output, answer) or _close(output.log_softmax(1), answer) or _close(output.softmax(1), answer):
+        return 1.0
+    factor = float((output * answer).sum() / output.square().sum().clamp(min=1e-30))
+    return factor if factor > 0 and _close(factor * output, answer) else None
 
 
-def _close(one: Tensor, other: Tensor, share: float = 1e-3) -> bool:
+def _close(one: Tensor, other: Tensor, share: float = CLOSE) -> bool:
     return float((one - other).abs().max()) <= share * float(other.abs().max())
 
 
@@ -101,9 +112,10 @@ def require_linear(layer: nn.Linear, path: str, features: Tensor, output: Tensor
     """The layer gives `W x + b`, whatever its class is called."""
     if not bool(output.isfinite().all()):
         raise UserError(f"{path or 'the model'} gives NaN or inf on the first batch; look at its inputs and weights")
-    expected = F.linear(features.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    bias = None if layer.bias is None else layer.bias.cpu().double()
+    expected = F.linear(features.cpu().double(), layer.weight.cpu().double(), bias)
     exact = output.dtype in (torch.float32, torch.float64) and layer.weight.dtype in (torch.float32, torch.float64)
-    if not _close(expected, output.double(), share=1e-2 if exact else 0.1):
+    if not _close(expected, output.cpu().double(), share=1e-2 if exact else 0.1):
         raise UserError(
             f"{path or 'the model'} ({type(layer).__name__}) does not give weight times input plus bias (a cosine "
             f"head?), so nothing folds into it; {WITHOUT_MODEL}, or use longtail.networks.cosine.CosineHead"

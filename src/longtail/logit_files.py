@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
     if path.suffix == ".safetensors":
         arrays, details = read(path)
         if details.get("kind") == KIND:
+            if labels is not None:
+                raise UserError(f"{path} has labels of its own; leave out --labels")
             return Outputs.open(path)
     else:
         arrays = {".npz": _read_npz, ".npy": _read_npy, ".csv": _read_csv}[path.suffix](path)
@@ -42,6 +45,14 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
             raise UserError(f"{path} has labels of its own; leave out --labels")
         arrays["labels"] = _read_npy(labels)["logits"]
     return _outputs(path, arrays, split)
+
+
+def read_held_out(path: Path, split: str, train: Outputs) -> Outputs:
+    """Held-out outputs from a file: they serve as `split`, and class sizes are those of the training set."""
+    outputs = read_outputs(path, split=split)
+    if outputs.num_classes != train.num_classes:
+        raise UserError(f"{path} has {outputs.num_classes} classes, the training logits have {train.num_classes}")
+    return replace(outputs.counted_as(train), split=split)
 
 
 def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
@@ -61,7 +72,7 @@ def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
     known = {name: np.asarray(arrays[name]) for name in KNOWN if name in arrays and name != "class_counts"}
     return Outputs(
         labels=truth.numpy(),
-        class_counts=own if counts is None else counts.astype(np.int64),
+        class_counts=own if counts is None else counts,
         logits=logits,
         split=split,
         **known,  # type: ignore[arg-type]
@@ -91,6 +102,10 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a text file") from error
     columns = [column.strip().strip('"').lower() for column in lines[0].split(",")] if lines else []
+    if "" in columns:
+        raise UserError(
+            f"{path} has a column without a name; if it numbers the rows, leave it out (pandas: index=False)"
+        )
     places = [place for place, column in enumerate(columns) if column in LABEL_NAMES]
     if len(places) != 1:
         raise UserError(f"{path} needs a header with one column called label; its columns: {', '.join(columns[:6])}")

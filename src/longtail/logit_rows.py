@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.precision import writable
+
 CHUNK_NUMBERS = 1 << 19  # logits worked on at a time: 2 MB in float32
 COMPUTED_NUMBERS = 1 << 20  # of logits computed from features: a larger product makes more of the weights it reads
 CHUNK_ROWS = 2048  # more would lose digits where float32 numbers of one chunk are added up
@@ -44,10 +46,7 @@ class LogitRows:
     def read(self, rows: slice) -> Tensor:
         """Logits of some rows, (B, K) float32."""
         assert self._rows is not None
-        part = self._rows[rows]
-        if isinstance(part, np.ndarray):
-            part = torch.from_numpy(np.require(part, requirements=("C", "W")))
-        chunk = part.to(torch.float32)
+        chunk = writable(self._rows[rows]).to(torch.float32)
         if self._weight is None:
             return chunk
         return torch.nn.functional.linear(chunk, self._weight, self._bias)

@@ -19,6 +19,11 @@ NAMES: dict[np.dtype, str] = {
     np.dtype(np.float16): "F16",
     np.dtype(np.float64): "F64",
     np.dtype(np.int64): "I64",
+    np.dtype(np.int32): "I32",
+    np.dtype(np.int16): "I16",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.uint8): "U8",
+    np.dtype(np.bool_): "BOOL",
 }
 TYPES: dict[str, np.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
@@ -63,7 +68,9 @@ def read(path: Path, *, writable: bool = False) -> tuple[dict[str, np.ndarray], 
         return _map(path, entries, 8 + length, "r+" if writable else "c"), details
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise UserError(f"{path} is not a whole safetensors file: {error}") from error
 
 
@@ -72,9 +79,14 @@ def _map(path: Path, entries: dict[str, Any], start: int, mode: Any) -> dict[str
     for name, entry in entries.items():
         if name == "__metadata__":
             continue
-        shape, dtype = tuple(entry["shape"]), TYPES[entry["dtype"]]
+        kind = entry["dtype"]
+        if kind not in TYPES and kind != "BF16":
+            raise UserError(f"{path}: {name} is of type {kind}; save it as one of {', '.join(TYPES)}")
+        shape, dtype = tuple(entry["shape"]), TYPES.get(kind, np.dtype(np.uint16))
         # An empty array cannot be mapped.
         empty = 0 in shape
         offset = start + entry["data_offsets"][0]
-        arrays[name] = np.empty(shape, dtype) if empty else np.memmap(path, dtype, mode, offset, shape)
+        array = np.empty(shape, dtype) if empty else np.memmap(path, dtype, mode, offset, shape)
+        # numpy does not know bfloat16: the upper half of a float32.
+        arrays[name] = (array.astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else array
     return arrays

@@ -59,7 +59,6 @@ class Outputs:
         for name in _TENSORS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_array(getattr(self, name)))
-        object.__setattr__(self, "labels", self.labels.astype(np.int64, copy=False))
         if self.logits is None and (self.features is None or self.head_weight is None):
             raise UserError("outputs need logits, or features and the head they go through")
         for name in ("logits", "features", "head_weight"):
@@ -71,8 +70,12 @@ class Outputs:
             value = getattr(self, name)
             if value is not None and len(value) != known:
                 raise UserError(f"outputs have {known} classes, but {name} is of {len(value)}")
-        if (self.class_counts < 0).any() or (self.class_counts != np.floor(self.class_counts)).any():
-            raise UserError(f"class_counts must be whole numbers of training samples, not {self.class_counts[:8]}")
+        for name, meaning in (("labels", "classes"), ("class_counts", "training samples")):
+            value = getattr(self, name)
+            whole = value.dtype.kind in "iubf" and bool((value == np.floor(value)).all())
+            if not whole or (name == "class_counts" and (value < 0).any()):
+                raise UserError(f"{name} must be whole numbers of {meaning}, not {value[:8]}")
+            object.__setattr__(self, name, value.astype(np.int64, copy=False))
         for name in ("logits", "features", "indices"):
             value = getattr(self, name)
             if value is not None and len(value) != len(self.labels):

@@ -28,6 +28,11 @@ def as_array(values: Any) -> np.ndarray:
     return plain(values).numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
+def writable(values: np.ndarray | Tensor) -> Tensor:
+    """A tensor over an array, or over a copy where torch could not write to the array."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.require(values, requirements=("C", "W")))
+
+
 def without_autocast(values: Tensor) -> AbstractContextManager[object]:
     """A block in which the device of `values` computes in the precision of its inputs."""
     kind = values.device.type

@@ -49,17 +49,15 @@ def predict(
     plan = in_order(len(images), BATCH, rank=world.rank, world_size=world.size)
     display = display if display and world.is_main else Display(quiet=True)
     logits: list[Tensor] = []
-    indices = [torch.zeros(0, dtype=torch.int64)]  # a process may have no batch at all
+    indices = [torch.zeros(0, dtype=torch.int64)]  # where batches are fewer than processes, some have none
     network = folded(model)
     with torch.no_grad(), display.task("evaluating", len(images)) as task:
         for batch in load(images, transform, plan, workers=workers, device=world.device):
             logits.append(network(batch.images).float().cpu())
             indices.append(batch.indices)
             task.advance(len(batch.indices) * world.size)
-    # A process may have no batch at all: where there are fewer batches than processes.
     own = torch.cat(logits).numpy() if logits else None
-    places = torch.cat(indices).numpy() if indices else np.empty(0, dtype=np.int64)
-    return collect(own, places, images, world)
+    return collect(own, torch.cat(indices).numpy(), images, world)
 
 
 def collect(

@@ -18,6 +18,42 @@ from longtail.world import World
 COPIED_ROWS = 8192
 
 
+class Rows:
+    """Rows of several arrays as they come, in memory or in files of a folder.
+
+    Args:
+        dtype: what floating-point numbers are stored as.
+        folder: where the files go; None for memory.
+    """
+
+    def __init__(self, dtype: np.dtype, folder: Path | None = None) -> None:
+        self.dtype = dtype
+        self.folder = folder
+        self.arrays: dict[str, list[np.ndarray]] = {}
+
+    def add(self, **arrays: np.ndarray) -> None:
+        """Rows of one batch."""
+        for name, values in arrays.items():
+            kept = np.empty(values.shape, self.dtype if values.dtype.kind == "f" else values.dtype)
+            store(values, kept, name)
+            known = self.arrays.setdefault(name, [])
+            if self.folder is None:
+                known.append(kept)
+                continue
+            with (self.folder / name).open("ab") as file:
+                kept.tofile(file)
+            known[:] = [kept[:0]]  # its type and width
+
+    def joined(self) -> dict[str, np.ndarray]:
+        """All rows; those in files are mapped."""
+        if self.folder is None:
+            return {name: np.concatenate(parts) for name, parts in self.arrays.items()}
+        return {
+            name: np.memmap(self.folder / name, part.dtype, "r").reshape(-1, *part.shape[1:])
+            for name, (part,) in self.arrays.items()
+        }
+
+
 def part_path(path: Path, rank: int) -> Path:
     """Where process `rank` writes its rows."""
     return path.with_name(f".{path.stem}.part{rank}.safetensors")
@@ -27,6 +63,17 @@ def remove_parts(path: Path, world: World) -> None:
     """Drop what an earlier extraction that failed may have left."""
     for rank in range(world.size if world.is_main else 0):
         part_path(path, rank).unlink(missing_ok=True)
+
+
+def store(values: np.ndarray, place: np.ndarray, name: str) -> None:
+    """Copy into an array that may be of a smaller type; what does not fit there is an error."""
+    try:
+        with np.errstate(over="raise"):
+            place[...] = values
+    except FloatingPointError as error:
+        raise UserError(
+            f"{name} up to {np.abs(values).max():.3g} do not fit into {place.dtype}; store float32"
+        ) from error
 
 
 class RowWriter:
@@ -76,7 +123,7 @@ class RowWriter:
         values = {"features": features, "logits": logits, "labels": labels, "indices": numbers}
         for name, value in values.items():
             if name in self._arrays:
-                self._arrays[name][rows] = value.detach().cpu().numpy()
+                store(value.detach().cpu().numpy(), self._arrays[name][rows], name)
         self._used = rows.stop
 
     def __exit__(

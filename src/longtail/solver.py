@@ -97,7 +97,7 @@ def minimise(
                 break
             search.move_to(search.x)
     relative = search.gradient / float(first) if first else 0.0
-    if search.gradient > goal:
+    if not search.gradient <= goal:  # nor if it is NaN
         warnings.warn(
             f"not solved: after {search.evaluations} passes the largest entry of the gradient is {relative:.1e} "
             f"of its first value, {tolerance:.0e} was asked for; allow more passes or use a stronger ridge",

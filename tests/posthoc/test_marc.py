@@ -335,6 +335,13 @@ def spoil(row, column, value):
         (lambda a: a.update(logits=a["logits"] + 1j), "Complex data not supported"),
         (lambda a: a.update(logits=a["logits"].astype(str)), "must be numbers"),
         (lambda a: a.update(logits=torch.from_numpy(a["logits"]).softmax(1)), "these are probabilities"),
+        (lambda a: a.update(logits=torch.from_numpy(a["logits"]).softmax(1).bfloat16()), "these are probabilities"),
+        (
+            lambda a: a.update(logits=torch.from_numpy(a["logits"]).softmax(1).numpy().round(2)),
+            "these are probabilities",
+        ),
+        (lambda a: a.update(validation=a["logits"]), r"validation must be Outputs or a pair \(logits, y\)"),
+        (lambda a: a.update(validation=(a["logits"], a["y"], a["y"])), "validation must be Outputs or a pair"),
         (lambda a: a.update(y=a["y"] + 0.5), "Labels must be classes"),
         (lambda a: a.update(y=None), "requires y"),
     ],
@@ -351,6 +358,7 @@ def test_bad_input_is_named(change, message):
         ({"solver": "adam"}, "unknown solver 'adam'; choose from: exact, sgd"),
         ({"gamma": "automatic"}, "gamma must be a number"),
         ({"gamma": float("nan")}, "gamma must be a number"),
+        ({"gamma": -0.1}, 'gamma must be a number, at least 0, not -0.1; or "auto"'),
         ({"ridge_centre": "one"}, "unknown ridge_centre 'one'"),
     ],
 )
@@ -358,6 +366,28 @@ def test_bad_settings_are_named(settings, message):
     logits, y, _, _ = problem_data()
     with pytest.raises(UserError, match=message):
         MARC(**settings).fit(logits, y)
+
+
+def test_numbers_written_as_text_keep_the_order_of_the_columns():
+    rng = np.random.default_rng(0)
+    y = np.arange(36) % 12
+    logits = rng.normal(size=(36, 12)) + 3 * np.eye(12)[y]
+    with pytest.raises(UserError, match=r"numbers written as text, whose alphabetical order \(0, 1, 10, 11, …\)"):
+        MARC().fit(logits, y.astype(str))
+    digits = y < 10
+    few = MARC().fit(logits[digits, :10], y[digits].astype(str))
+    assert few.predict(logits[digits, :10]).tolist() == y[digits].astype(str).tolist()
+
+
+def test_one_row_that_sums_to_one_may_be_logits():
+    logits, y, _, _ = problem_data()
+    assert MARC().fit(logits, y).transform([[1.0, 0.0, 0.0, 0.0]]).shape == (1, 4)
+
+
+def test_a_path_of_gammas_checks_its_settings():
+    logits, y, _, _ = problem_data()
+    with pytest.raises(UserError, match="ridge must be a number, at least 0"):
+        MARC(ridge=-1).fit_path(Outputs(y, np.bincount(y), logits=logits), [0.5])
 
 
 def test_wrong_number_of_columns_is_named():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,8 @@ is fitted, and the repaired model is written as a run folder of its own, RUN/MET
 Of saved logits, no model is needed: a .npz with logits (N, K) and labels (N,), a .npy with --labels,
 a .csv with a column called label, or .safetensors. Give the logits of training images; held-out
 logits (--validation, --test) are scored before and after. If the file also has head_weight, MARC
-scales its shifts by the norms of the class vectors; without it they are 1.
+scales its shifts by the norms of the class vectors (without it they are 1), and the repaired head
+is written to head.safetensors.
 
 Examples:
   longtail calibrate runs/digits
@@ -31,6 +32,9 @@ Examples:
   longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
   longtail calibrate train.npz --test test.npz --out calibrated
 """
+
+OF_RUNS = ("views", "root", "device", "workers")
+OF_FILES = ("labels", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,12 @@ class Calibrate(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Calibrate, arguments, "calibrate", HELP)
-    return _calibrate_run(options) if options.source.is_dir() else _calibrate_file(options)
+    is_run = options.source.is_dir()
+    for known in fields(Calibrate):
+        if known.name in (OF_FILES if is_run else OF_RUNS) and getattr(options, known.name) != known.default:
+            kind = "a run" if is_run else "saved logits"
+            raise UserError(f"{options.source} is {kind}, for which --{known.name} means nothing; leave it out")
+    return _calibrate_run(options) if is_run else _calibrate_file(options)
 
 
 def _calibrate_run(options: Calibrate) -> int:
@@ -99,7 +108,7 @@ def _calibrate_run(options: Calibrate) -> int:
 
 def _calibrate_file(options: Calibrate) -> int:
     from longtail.calibration import calibrate_files
-    from longtail.logit_files import read_outputs
+    from longtail.logit_files import read_held_out, read_outputs
     from longtail.methods import build_posthoc
     from longtail.world import join
 
@@ -110,7 +119,7 @@ def _calibrate_file(options: Calibrate) -> int:
         train = replace(read_outputs(options.source, options.labels), world=world)
         world.require_alike(method=options.method, options=options.options, samples=len(train))
         held_out = [
-            read_outputs(path, split=split)
+            read_held_out(path, split, train)
             for split, path in (("validation", options.validation), ("test", options.test))
             if path is not None
         ]

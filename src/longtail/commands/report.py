@@ -65,7 +65,7 @@ def _of_runs(options: Report) -> Path:
 
 
 def _of_file(options: Report) -> Path:
-    from longtail.logit_files import read_outputs
+    from longtail.logit_files import read_held_out, read_outputs
     from longtail.report.build import write_report
     from longtail.report.page import Context
 
@@ -74,11 +74,9 @@ def _of_file(options: Report) -> Path:
         raise UserError("a report of saved logits takes one file; give held-out logits with --test")
     if options.out is None or options.test is None:
         raise UserError("a report of saved logits needs --test FILE (held-out logits) and --out FOLDER")
-    train, held_out = read_outputs(source), read_outputs(options.test, split="test")
-    if train.num_classes != held_out.num_classes:
-        raise UserError(f"{source} has {train.num_classes} classes, {options.test} has {held_out.num_classes}")
-    held_out = held_out.counted_as(train)
-    validation = read_outputs(options.validation, split="validation").counted_as(train) if options.validation else None
+    train = read_outputs(source)
+    held_out = read_held_out(options.test, "test", train)
+    validation = read_held_out(options.validation, "validation", train) if options.validation else None
     command = ["longtail", "calibrate", str(source), "--test", str(options.test), "--out", "calibrated"]
     context = Context(source.stem, command, {"training logits": str(source), "test logits": str(options.test)})
     return write_report(train, held_out, validation, context, options.out, options.display())[0]

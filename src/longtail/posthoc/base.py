@@ -30,7 +30,7 @@ from longtail.posthoc.inputs import (
     from_outputs,
     refuse_beside_outputs,
 )
-from longtail.precision import as_array, single_at_least
+from longtail.precision import as_array, single_at_least, writable
 from longtail.solver import Solution
 
 
@@ -90,7 +90,9 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         data = self._check(logits, y, class_counts=class_counts, **known)
         held_out = None
         if validation is not None:
-            given = (validation,) if isinstance(validation, Outputs) else tuple(validation)
+            given = (validation,) if isinstance(validation, Outputs) else validation
+            if not isinstance(given, tuple | list) or len(given) > 2:
+                raise UserError("validation must be Outputs or a pair (logits, y)")
             held_out = self._check(*given, need_every_class=False, classes=data.classes)
             if held_out.num_classes != data.num_classes:
                 raise UserError(f"{data.num_classes} classes to fit on, {held_out.num_classes} in validation")
@@ -162,9 +164,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         self._require_width(array.shape[1])
         validate_data(self, logits, reset=False, skip_check_array=True)  # columns of the same names
         given_tensor = isinstance(logits, Tensor)
-        tensor = (logits if given_tensor else torch.as_tensor(np.require(array, requirements=("C", "W")))).detach()
-        tensor = single_at_least(tensor)
-        inputs = None if features is None else torch.as_tensor(as_features(features, len(tensor))).to(tensor)
+        tensor = single_at_least((logits if given_tensor else writable(array)).detach())
+        inputs = None if features is None else writable(as_features(features, len(tensor))).to(tensor)
         repaired = self._apply(tensor, inputs)
         return repaired if given_tensor else repaired.numpy()
 
@@ -226,12 +227,13 @@ class AffinePostHoc(PostHoc):
     shift_: np.ndarray
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        scale, shift = (torch.as_tensor(v).to(logits.device, logits.dtype) for v in (self.scale_, self.shift_))
+        scale, shift = (torch.as_tensor(v).to(logits.dtype).to(logits.device) for v in (self.scale_, self.shift_))
         return logits * scale + shift
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         check_is_fitted(self)
-        scale, shift = (torch.as_tensor(v).to(weight.device, torch.float64) for v in (self.scale_, self.shift_))
-        old = torch.zeros(len(weight), device=weight.device) if bias is None else bias
-        folded = scale.unsqueeze(1) * weight.double(), scale * old.double() + shift
-        return folded[0].to(weight.dtype), folded[1].to(weight.dtype)
+        # On the CPU, because not every device computes in float64.
+        scale, shift = (torch.as_tensor(v).double() for v in (self.scale_, self.shift_))
+        old = torch.zeros(len(weight)) if bias is None else bias.cpu()
+        folded = scale.unsqueeze(1) * weight.cpu().double(), scale * old.double() + shift
+        return folded[0].to(weight.dtype).to(weight.device), folded[1].to(weight.dtype).to(weight.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from longtail.errors import UserError
+from longtail.errors import UserError, number
 from longtail.metrics import confusion_matrix, per_class_accuracy
 from longtail.posthoc.inputs import FitData
 
@@ -40,8 +40,9 @@ def best_setting(scores: dict[float, float], usual: float) -> float:
     return max(scores, key=lambda setting: (scores[setting], -abs(setting - usual)))
 
 
-def as_number(value: object, name: str) -> float:
-    """A finite number, or an error."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
-        raise UserError(f'{name} must be a number or "auto", not {value!r}')
-    return float(value)
+def as_number(value: object, name: str, **bounds: float) -> float:
+    """A number within bounds, as `errors.number` has it, or an error that names "auto" too."""
+    try:
+        return number(name, value, **bounds)
+    except UserError as error:
+        raise UserError(f'{error}; or "auto"') from error

@@ -103,7 +103,7 @@ class MARC(AffinePostHoc):
         if self.gamma == "auto":
             solution, self.gamma_ = self._choose_gamma(data, validation)
         else:
-            self.gamma_ = as_number(self.gamma, "gamma")
+            self.gamma_ = as_number(self.gamma, "gamma", at_least=0)
             solution = self._solve(data, self.gamma_)
         self._keep(solution, data)
 
@@ -134,9 +134,8 @@ class MARC(AffinePostHoc):
             )
         problem = self.problem(data, weights)
         passes = 500 if self.max_iter is None else self.max_iter
-        if warm is None:
-            return minimise(problem, identity, tolerance=self.tolerance, max_evaluations=passes)
-        return minimise(problem, warm, reference=identity, tolerance=self.tolerance, max_evaluations=passes)
+        start, reference = (identity, None) if warm is None else (warm, identity)
+        return minimise(problem, start, reference=reference, tolerance=self.tolerance, max_evaluations=passes)
 
     def _identity(self, data: FitData) -> np.ndarray:
         """Omega 1 and beta 0: the classifier as it is."""
@@ -179,6 +178,7 @@ class MARC(AffinePostHoc):
 
     def fit_path(self, outputs: Outputs, gammas: Sequence[float] = GAMMAS) -> dict[float, MARC]:
         """A fitted MARC for each gamma, for little more than the price of one."""
+        self._check_settings()
         data = self._check(outputs)
         path = {}
         for gamma, solution in self._path(data, gammas).items():
