@@ -32,7 +32,8 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
     """The name of the last linear layer, as `model.get_submodule` takes it.
 
     Looks at the place the model names itself (`get_classifier()`), at the usual names, then at the
-    last linear layer there is. Pass `name` if the model's classifier stands elsewhere.
+    last linear layer there is. Pass `name` if the model's classifier stands elsewhere. `extract` and
+    `calibrate` do not rely on this: they take the layer that a batch shows the model to answer with.
 
     >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     '2'

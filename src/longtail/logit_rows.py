@@ -43,7 +43,7 @@ class LogitRows:
         columns = self._rows.shape[1] if self._weight is None else self._weight.shape[0]
         return self._rows.shape[0], columns
 
-    def read(self, rows: slice) -> Tensor:
+    def read(self, rows: slice | np.ndarray) -> Tensor:
         """Logits of some rows, (B, K) float32."""
         assert self._rows is not None
         chunk = writable(self._rows[rows]).to(torch.float32)

@@ -69,14 +69,13 @@ def train_affine(
 ) -> Solution:
     """The paper's stage two: omega and beta by SGD on stored logits."""
     began = time.perf_counter()
-    logits = data.rows.read(slice(None))
     weights, norms = class_weights.float(), torch.from_numpy(data.weight_norms).float()
     pulled_to = torch.from_numpy(centre).float()
     x = torch.cat([torch.ones(data.num_classes), torch.zeros(data.num_classes)]).requires_grad_()
 
     def loss(rows: Tensor) -> Tensor:
         omega, beta = x.chunk(2)
-        calibrated = logits[rows] * omega + beta * norms
+        calibrated = data.rows.read(rows.numpy()) * omega + beta * norms
         ridge = 0.5 * weight_decay * (x - pulled_to).square().sum()
         return weighted_cross_entropy(calibrated, data.labels[rows], weights, divide_by) + ridge
 
