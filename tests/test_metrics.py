@@ -105,3 +105,17 @@ def test_tensors_lists_and_arrays_score_alike(dtype):
     assert evaluate_logits(logits, labels, [9, 5, 2]).confusion == expected.confusion
     predicted = logits.argmax(1)
     assert evaluate_predictions(predicted.float(), labels.tolist(), torch.tensor([9, 5, 2])).top1 == expected.top1
+
+
+def test_many_classes_are_written_as_the_cells_that_are_not_empty():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(3000, 1200)), rng.integers(0, 1200, 3000)
+    metrics = evaluate_logits(logits, labels, np.full(1200, 5))
+    written = metrics.to_dict()
+    assert "confusion" not in written
+    cells = {(truth, taken_for): samples for truth, taken_for, samples in written["confusion_cells"]}
+    by_hand = confusion_matrix(logits.argmax(1), labels, 1200)
+    assert sum(cells.values()) == 3000
+    assert all(by_hand[place] == samples for place, samples in cells.items())
+    np.testing.assert_array_equal(metrics.matrix(), by_hand)
+    assert metrics.ece == pytest.approx(expected_calibration_error(softmax(logits), labels))

@@ -16,7 +16,7 @@ from longtail.errors import UserError
 from longtail.extraction import extract, extract_run, extract_with_head, outputs_path
 from longtail.files import locked, write_json
 from longtail.head import find_head, fingerprint, head_of, unwrap, with_head
-from longtail.metrics import Metrics, evaluate_logits
+from longtail.metrics import Metrics, evaluate_chunks, evaluate_logits
 from longtail.outputs import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.marc import MARC
@@ -78,9 +78,9 @@ class Comparison:
 
 def compare_outputs(outputs: Outputs, repaired: np.ndarray) -> Comparison:
     """Score outputs as they are and repaired, (N, K)."""
-    before = outputs.rows().read(slice(None)).numpy()
-    scores = [evaluate_logits(logits, outputs.labels, outputs.class_counts) for logits in (before, repaired)]
-    return Comparison(outputs.split, *scores)
+    stored = (chunk.numpy() for _, chunk in outputs.rows().chunks())
+    before = evaluate_chunks(stored, outputs.labels, outputs.class_counts)
+    return Comparison(outputs.split, before, evaluate_logits(repaired, outputs.labels, outputs.class_counts))
 
 
 def calibrate_run(
@@ -114,8 +114,9 @@ def calibrate_run(
         if split in run.details["data"]["images"]
     }
     method.fit(train, validation=held_out.get("validation"))
-    scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]
+    scores = []
     if world.is_main:
+        scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]
         _remove_results(folder)
         _write_model(run, method, folder, describe(method, name, train))
         write_scores(folder, scores)
@@ -197,15 +198,16 @@ def calibrate_files(
         raise UserError(f"{out} holds a calibration already; choose another --out or replace it with --overwrite")
     validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
     method.fit(train, validation=validation)
-    repaired = [np.asarray(method.transform(outputs)) for outputs in held_out]
-    scores = [compare_outputs(*pair) for pair in zip(held_out, repaired, strict=True)]
     if not train.world.is_main:
-        return scores
+        return []
     out.mkdir(parents=True, exist_ok=True)
     _remove_results(out)
-    for outputs, logits in zip(held_out, repaired, strict=True):
+    scores = []
+    for outputs in held_out:
+        repaired = np.asarray(method.transform(outputs))
+        scores.append(compare_outputs(outputs, repaired))
         path = out / f"{outputs.split}{REPAIRED}"
-        Outputs(outputs.labels, outputs.class_counts, logits=logits, split=outputs.split).save(path)
+        Outputs(outputs.labels, outputs.class_counts, logits=repaired, split=outputs.split).save(path)
     if train.head_weight is not None:
         head = method.head(_linear(train.head_weight, train.head_bias))
         write_tensors(out / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})

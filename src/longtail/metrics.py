@@ -7,7 +7,8 @@ None, never 0. Classes absent from the test set are left out of the averages.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ from longtail.precision import as_array
 
 MANY, FEW = 100, 20
 SHOTS = ("many", "medium", "few")
+LISTED_CLASSES = (
+    1000  # with more of them a confusion matrix is nearly all zeros, and a file of it is not read by anybody
+)
+CHUNK_ROWS = 1024
+BINS = 15
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,27 @@ class Metrics:
     ece: float | None
     per_class: list[float | None]
     f1_per_class: list[float | None]
-    confusion: list[list[int]]
     samples: int
+    cells: np.ndarray = field(repr=False, compare=False)
+    """(M, 3): true class, predicted class, samples; the cells of the confusion matrix that are not 0."""
+
+    def matrix(self) -> np.ndarray:
+        """The confusion matrix (K, K) int64: rows are true classes, columns predicted ones."""
+        full = np.zeros((len(self.per_class), len(self.per_class)), dtype=np.int64)
+        full[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
+        return full
+
+    @property
+    def confusion(self) -> list[list[int]]:
+        """The confusion matrix as lists."""
+        return self.matrix().tolist()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON; the confusion matrix of many classes as its cells that are not 0."""
+        scores = {name: value for name, value in vars(self).items() if name != "cells"}
+        if len(self.per_class) > LISTED_CLASSES:
+            return {**scores, "confusion_cells": self.cells.tolist()}
+        return {**scores, "confusion": self.confusion}
 
 
 def confusion_matrix(predictions: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -48,14 +70,17 @@ def confusion_matrix(predictions: np.ndarray, labels: np.ndarray, num_classes: i
 
 def per_class_accuracy(confusion: np.ndarray) -> np.ndarray:
     """Share of each class's samples that are recognised, (K,); NaN where a class has none."""
-    totals = confusion.sum(1)
-    return np.divide(confusion.diagonal(), totals, out=np.full(len(totals), np.nan), where=totals > 0)
+    return _share(confusion.diagonal(), confusion.sum(1))
 
 
 def f1_scores(confusion: np.ndarray) -> np.ndarray:
     """F1 of each class, (K,); NaN where a class is neither present nor predicted."""
-    size = confusion.sum(0) + confusion.sum(1)
-    return np.divide(2 * confusion.diagonal(), size, out=np.full(len(size), np.nan), where=size > 0)
+    return _share(2 * confusion.diagonal(), confusion.sum(0) + confusion.sum(1))
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Part by whole, NaN where there is nothing."""
+    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
 
 
 def shot_groups(class_counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -75,25 +100,30 @@ def shot_accuracy(per_class: np.ndarray, class_counts: np.ndarray) -> dict[str, 
     return {name: _mean(per_class[mask]) for name, mask in groups}
 
 
-def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
+def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
     """Mean gap between confidence and accuracy over equally wide bins of confidence."""
-    share, confidence, accuracy = reliability(probabilities, labels, bins)
+    return _gap(*reliability(probabilities, labels, bins))
+
+
+def _gap(share: np.ndarray, confidence: np.ndarray, accuracy: np.ndarray) -> float:
     return float(np.nansum(share * np.abs(confidence - accuracy)))
 
 
 def reliability(
-    probabilities: np.ndarray, labels: np.ndarray, bins: int = 15
+    probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Per bin of confidence: share of samples, mean confidence, accuracy; NaN where a bin is empty."""
-    confidence = probabilities.max(1)
-    correct = probabilities.argmax(1) == labels
+    return _reliability(probabilities.max(1), probabilities.argmax(1) == labels, bins)
+
+
+def _reliability(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     # Bins are open below and closed above, as in Guo et al., On Calibration of Modern Neural Networks, ICML 2017.
     number = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     sizes = np.bincount(number, minlength=bins)
     with np.errstate(invalid="ignore"):
         mean_confidence = np.bincount(number, confidence, bins) / sizes
         accuracy = np.bincount(number, correct, bins) / sizes
-    return sizes / len(labels), mean_confidence, accuracy
+    return sizes / len(correct), mean_confidence, accuracy
 
 
 def evaluate_predictions(predictions: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
@@ -108,11 +138,23 @@ def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLik
         raise UserError(
             f"logits {logits.shape}, labels {labels.shape} and class counts {class_counts.shape} do not fit together"
         )
-    if not np.isfinite(logits).all():
-        row = int(np.flatnonzero(~np.isfinite(logits).all(1))[0])
-        raise UserError(f"logits of sample {row} are not finite")
-    ece = expected_calibration_error(softmax(logits), labels) if len(labels) else None
-    return _evaluate(logits.argmax(1), labels, class_counts, ece)
+    return evaluate_chunks(
+        (logits[start : start + CHUNK_ROWS] for start in range(0, len(labels), CHUNK_ROWS)), labels, class_counts
+    )
+
+
+def evaluate_chunks(chunks: Iterable[np.ndarray], labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
+    """The same of logits that come some rows at a time, so that they need not fit into memory."""
+    predictions, confidence = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    for chunk in chunks:
+        if not np.isfinite(chunk).all():
+            row = sum(map(len, predictions)) + int(np.flatnonzero(~np.isfinite(chunk).all(1))[0])
+            raise UserError(f"logits of sample {row} are not finite")
+        predictions.append(chunk.argmax(1))
+        confidence.append(softmax(chunk).max(1))
+    best = np.concatenate(predictions)
+    ece = _gap(*_reliability(np.concatenate(confidence), best == labels, BINS)) if len(labels) else None
+    return _evaluate(best, labels, class_counts, ece)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -130,8 +172,11 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
     for name, values in (("label", labels), ("prediction", predictions)):
         if values.min() < 0 or values.max() >= num_classes:
             raise UserError(f"a {name} lies outside 0..{num_classes - 1}: {values.min()} to {values.max()}")
-    confusion = confusion_matrix(predictions, labels, num_classes)
-    per_class, f1 = per_class_accuracy(confusion), f1_scores(confusion)
+    of_class, taken_for, right = (
+        np.bincount(classes, minlength=num_classes) for classes in (labels, predictions, labels[predictions == labels])
+    )
+    per_class, f1 = _share(right, of_class), _share(2 * right, of_class + taken_for)
+    places, samples = np.unique(labels * num_classes + predictions, return_counts=True)
     return Metrics(
         top1=float((predictions == labels).mean()),
         balanced=float(np.nanmean(per_class)),
@@ -140,8 +185,8 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
         ece=ece,
         per_class=_listed(per_class),
         f1_per_class=_listed(f1),
-        confusion=confusion.tolist(),
         samples=len(labels),
+        cells=np.stack([places // num_classes, places % num_classes, samples], axis=1),
     )
 
 

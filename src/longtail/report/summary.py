@@ -138,7 +138,7 @@ def class_changes(before: State, after: State, labels: np.ndarray) -> Changes:
 
 def worst_confusions(before: Metrics, after: Metrics, count: int = 8) -> list[Confusion]:
     """The pairs of classes that are mixed up most often before, as shares of the true class."""
-    shares = [_shares(np.array(metrics.confusion)) for metrics in (before, after)]
+    shares = [_shares(metrics.matrix()) for metrics in (before, after)]
     off_diagonal = shares[0].copy()
     np.fill_diagonal(off_diagonal, -1)
     largest = np.argsort(-off_diagonal, axis=None, kind="stable")[:count]
@@ -155,7 +155,7 @@ def _shares(confusion: np.ndarray) -> np.ndarray:
 
 def grouped_confusion(metrics: Metrics, order: np.ndarray, most: int = 50) -> tuple[np.ndarray, list[slice]]:
     """Shares (G, G) of the confusion matrix, classes head to tail, neighbours put together if they are many."""
-    shares = _shares(np.array(metrics.confusion, dtype=np.float64))[np.ix_(order, order)]
+    shares = _shares(metrics.matrix())[np.ix_(order, order)]
     edges = np.linspace(0, len(order), min(most, len(order)) + 1).round().astype(int)
     groups = [slice(a, b) for a, b in pairwise(edges)]
     rows = np.stack([shares[group].mean(0) for group in groups])
