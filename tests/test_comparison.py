@@ -5,7 +5,7 @@ import pytest
 
 import longtail
 from longtail.cli import main
-from longtail.comparison import Entry
+from longtail.comparison import Cell, Entry, images_to_see
 from longtail.errors import UserError
 from longtail.metrics import evaluate_logits
 
@@ -69,10 +69,10 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
 
     original = comparison.run_cell
 
-    def fail_at_marc(cell, quiet):
+    def fail_at_marc(cell):
         if cell.entry.name == "marc":
             raise KeyboardInterrupt
-        return original(cell, quiet)
+        return original(cell)
 
     monkeypatch.setattr(comparison, "run_cell", fail_at_marc)
     with pytest.raises(KeyboardInterrupt):
@@ -89,12 +89,66 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
         (["marc:gama=1"], "unknown option 'gama' .did you mean 'gamma'"),
         (["marc:gamma"], "written name=value, found 'gamma'"),
         (["marc", "marc"], "marc is listed twice"),
+        (["softmax", "marc:gamma=abc"], "gamma must be a number"),
+        (["softmax", "crt:solver=adam"], "unknown solver 'adam'"),
+        (["focal:gamma=-1"], "gamma"),
+        ([], "at least one method and one seed"),
     ],
 )
 def test_mistakes_are_found_before_any_training(tmp_path, methods, message):
     with pytest.raises(UserError, match=message):
         longtail.compare(SHORT, methods, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_chosen_on_a_split_that_is_not_there_is_found_before_any_training(tmp_path):
+    with pytest.raises(UserError, match="has no validation split here; train with --validation"):
+        longtail.compare(replace(SHORT, validation=0), ["softmax", "tau-norm"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"jobs": 0}, "jobs must be a whole number of at least 1"),
+        ({"seeds": (-1,)}, "a seed must be a whole number of at least 0"),
+        ({"views": -1}, "views must be a whole number of at least 0"),
+        ({"seeds": ()}, "at least one method and one seed"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(tmp_path, given, message):
+    with pytest.raises(UserError, match=message):
+        longtail.compare(SHORT, METHODS, tmp_path / "out", **given)
+
+
+@pytest.mark.parametrize("damage", ["half a file", "{}", "no predictions", "half of the predictions"])
+def test_a_damaged_cell_is_done_again(compared, monkeypatch, damage):
+    out, results = compared
+    path = out / "cells" / "marc-seed0.json"
+    predictions = path.with_suffix(".npz")
+    if damage == "no predictions":
+        predictions.unlink()
+    elif damage == "half of the predictions":
+        predictions.write_bytes(predictions.read_bytes()[:200])
+    else:
+        path.write_text("{}" if damage == "{}" else path.read_text()[:200])
+    monkeypatch.setattr("longtail.comparison.train", None)  # the model is there
+    again = longtail.compare(SHORT, METHODS, out, seeds=(0, 1))
+    assert [cell["metrics"] for cell in again] == [cell["metrics"] for cell in results]
+    assert predictions.is_file()
+
+
+def test_progress_of_training_is_read_from_the_runs(compared):
+    out, _ = compared
+    cell = Cell(Entry.parse("softmax"), 0, SHORT, 1, out)
+    assert cell.images_seen() == images_to_see(SHORT, [cell.entry])
+    assert replace(cell, seed=7).images_seen() == 0
+
+
+def test_settings_of_a_single_run_are_refused(capsys, tmp_path):
+    words = ["compare", "digits-lt", "--methods", "softmax", "--out", str(tmp_path / "o")]
+    assert main([*words, "--method", "cbs"]) == 2
+    assert "--method is for a single run; a comparison takes --methods" in capsys.readouterr().err
 
 
 def test_entries_know_their_place():
@@ -120,7 +174,8 @@ def test_command(capsys, tmp_path):
     assert main([*words, "--out", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert "MARC" in captured.out
-    assert "4 of 4" in captured.err
+    assert "2 of 2  softmax, seed 1" in captured.err
+    assert "2 of 2  marc, seed 1" in captured.err
     assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["method"] == "softmax"
     assert main([*words, "--out", str(tmp_path), "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"softmax", "marc"}

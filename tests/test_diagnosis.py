@@ -83,4 +83,4 @@ def test_command(capsys, digits_copy, tmp_path, cifar_features):
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["biased"]
     assert main(["diagnose", str(tmp_path / "held.npz")]) == 2
-    assert "no long tail" in capsys.readouterr().err
+    assert "has no class_counts (K,), the training samples per class; add them" in capsys.readouterr().err

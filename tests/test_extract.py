@@ -290,3 +290,15 @@ def test_an_interrupted_extraction_leaves_nothing(digits_copy, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         extract_run(run, "test", ALONE)
     assert list((digits_copy / "outputs").iterdir()) == []
+
+
+def test_outputs_on_the_images_of_another_run_are_not_mistaken_for_each_other(digits_copy):
+    run = Run.open(digits_copy)
+    assert outputs_path(run, "test", data_run=run) == outputs_path(run, "test")
+    others = []
+    for imbalance in (3.0, 10.0):
+        details = {**run.details, "config": {**run.details["config"], "imbalance": imbalance}}
+        others.append(Run(digits_copy.parent / f"c{imbalance}" / "softmax-seed0", details))  # of one name
+    paths = {outputs_path(run, "test", data_run=other) for other in (run, *others)}
+    assert len(paths) == 3
+    assert {path.parent for path in paths} == {digits_copy / "outputs"}

@@ -40,8 +40,10 @@ def test_every_kind_of_file_holds_the_same(tmp_path, kind):
 
 def test_what_else_is_known_is_used(tmp_path):
     weight, counts = RNG.normal(size=(3, 5)), np.array([500, 50, 5])
-    np.savez(tmp_path / "a.npz", logits=LOGITS, y=LABELS, head_weight=weight, class_counts=counts)
-    outputs = read_outputs(tmp_path / "a.npz")
+    known = {"head_weight": weight, "class_counts": counts, "class_names": ["cat", "dog", "eel"]}
+    np.savez(tmp_path / "a.npz", logits=LOGITS, y=LABELS, **known)
+    outputs = read_outputs(tmp_path / "a.npz", need_counts=True)
+    assert outputs.class_names == ("cat", "dog", "eel")
     np.testing.assert_allclose(outputs.weight_norms, np.linalg.norm(weight, axis=1))
     assert outputs.class_counts.tolist() == [500, 50, 5]
 

@@ -72,11 +72,17 @@ def test_tables_mark_the_best_and_the_second(tmp_path):
     assert "<u>" in lines["Decouple-LWS"]
     assert "none" in lines["MARC"]
     assert "| *Decision boundary adjustment* |" in text
-    tex = latex(rows, "50 % of x_y & z")
-    assert r"\caption{50 \% of x\_y \& z}" in tex
+    tex = latex(rows, "50 % of x_y & z ~^\\")
+    assert r"\caption{50 \% of x\_y \& z \textasciitilde{}\textasciicircum{}\textbackslash{}}" in tex
     assert r"MARC & \textbf{" in tex
     assert tex.count(r"\midrule") == 2
     assert terminal_table(rows, "made up").row_count == 3
+
+
+def test_equal_numbers_are_marked_alike(tmp_path):
+    lines = markdown(summarise(make(tmp_path), tmp_path), "made up").splitlines()
+    medium = [line.split("|")[3].strip() for line in lines if line.startswith(("| Soft", "| MARC", "| Deco"))]
+    assert medium == ["**50.0 ± 0.0**"] * 3
 
 
 def test_csv_is_tidy(tmp_path):

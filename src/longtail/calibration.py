@@ -124,14 +124,16 @@ def calibrate_run(
     return folder, scores
 
 
-def run_outputs(run: Run, split: str, world: World, *, views: int = 0, **options: Any) -> Outputs:
-    """The outputs of a run on a split: those on disk if they are the model's, else computed now."""
-    path = outputs_path(run, split, views)
+def run_outputs(
+    run: Run, split: str, world: World, *, views: int = 0, data_run: Run | None = None, **options: Any
+) -> Outputs:
+    """The outputs of a run on a split (or on that of `data_run`): those on disk if they are the model's, else new."""
+    path = outputs_path(run, split, views, data_run)
     # Cells of a comparison share a run: one computes its outputs, the others wait for them.
     with nullcontext() if path.is_file() or not world.is_main else locked(path):
         exists = world.gather(path.is_file())[0]  # what rank 0 finds holds for all
         if not exists:
-            extract_run(run, split, world, views=views, **options)
+            extract_run(run, split, world, views=views, data_run=data_run, **options)
     return Outputs.open(path, model=fingerprint(run.load_model()), world=world)
 
 

@@ -11,25 +11,32 @@ is done is not done again; one that was interrupted goes on.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
+import torch
 from joblib import Parallel, delayed
 
+from longtail.backbones import build_backbone
 from longtail.calibration import run_outputs
 from longtail.config import TrainConfig, differences, from_dict, to_dict
-from longtail.display import Display, clock
-from longtail.errors import UserError, choose
+from longtail.data import open_splits
+from longtail.display import Display, Task
+from longtail.errors import UserError, choose, whole_number
 from longtail.files import replacing, write_json
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc
 from longtail.metrics import evaluate_logits
-from longtail.options import parse_options
 from longtail.recipes import find_recipe
-from longtail.runs import MODEL_FILE, RUN_FILE, Run
+from longtail.runs import METRICS_FILE, MODEL_FILE, RUN_FILE, Run
+from longtail.tables import read_predictions
 from longtail.training.loop import train
+from longtail.training.plan import Plan
 from longtail.world import ALONE
 
 
@@ -42,7 +49,7 @@ class Entry:
 
     @classmethod
     def parse(cls, text: str) -> Entry:
-        """Read an entry; unknown names and options are refused now rather than after hours of training."""
+        """Read an entry; names, options and values that cannot be are refused now, not after hours of training."""
         name, _, rest = text.partition(":")
         choose("method", name, (*TRAIN_METHODS, *POSTHOC_METHODS))
         pairs = []
@@ -53,11 +60,16 @@ class Entry:
             pairs.append((option, value))
         entry = cls(name, tuple(pairs))
         if entry.stage == 2:
-            build_posthoc(name, dict(pairs))
+            build_posthoc(name, dict(pairs)).check_settings()
         else:
-            method = TRAIN_METHODS[name]
-            parse_options(dict(pairs), method.model, method.objective)
+            with torch.random.fork_rng(devices=()):  # on a toy, for its checks
+                TRAIN_METHODS[name].build(build_backbone("digits", 1), torch.tensor([90, 9, 3]), dict(pairs))
         return entry
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether a setting is to be chosen on held-out images."""
+        return self.stage == 2 and "auto" in build_posthoc(self.name, dict(self.options)).get_params().values()
 
     @property
     def stage(self) -> int:
@@ -80,7 +92,7 @@ class Entry:
 
 
 BASE = Entry("softmax")
-TRAINING_COST = 50  # what a stage-one cell takes compared with a stage-two cell, for the time left
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,10 +121,12 @@ class Cell:
         return {"label": self.entry.label, "views": self.views, "config": to_dict(self.train_config(stage_one))}
 
     def done(self) -> bool:
-        """Whether the result is there; an error if it belongs to another comparison."""
-        if not self.file.is_file():
+        """Whether the result is there and whole; an error if it belongs to another comparison."""
+        try:
+            stored = json.loads(self.file.read_text(encoding="utf-8"))["identity"]
+            read_predictions(self.file.with_suffix(".npz"))
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
             return False
-        stored = json.loads(self.file.read_text(encoding="utf-8"))["identity"]
         own = self.identity()
         changed = differences(from_dict(stored["config"]), from_dict(own["config"]))
         if stored["views"] != own["views"]:
@@ -121,8 +135,17 @@ class Cell:
             raise UserError(f"{self.out} holds another comparison ({'; '.join(changed)}); choose another --out")
         return True
 
+    def images_seen(self) -> int:
+        """Training images that the run of a stage-one cell has seen, by its journal."""
+        journal = self.run_folder(self.entry) / METRICS_FILE
+        lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
+        try:
+            return int(json.loads(lines[-1])["images"]) if lines else 0
+        except ValueError:  # being written
+            return 0
 
-def train_cell(cell: Cell, entry: Entry, display: Display | None = None) -> Run:
+
+def train_cell(cell: Cell, entry: Entry) -> Run:
     """The finished stage-one run of a cell: found, gone on with, or trained."""
     folder, config = cell.run_folder(entry), cell.train_config(entry)
     exists = (folder / RUN_FILE).is_file()
@@ -131,20 +154,19 @@ def train_cell(cell: Cell, entry: Entry, display: Display | None = None) -> Run:
         if changed:
             raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
     if not (folder / MODEL_FILE).is_file():
-        train(config, folder, resume=exists, display=display)
+        train(config, folder, resume=exists)
     return Run.open(folder)
 
 
-def run_cell(cell: Cell, quiet: bool = True) -> dict[str, Any]:
+def run_cell(cell: Cell) -> dict[str, Any]:
     """Do one cell: scores and test predictions are written, and the scores returned."""
-    display = Display(quiet=quiet)
     if cell.entry.stage == 1:
-        run = train_cell(cell, cell.entry, display)
+        run = train_cell(cell, cell.entry)
         outputs = run_outputs(run, "test", ALONE, root=cell.config.root, workers=cell.config.workers)
         logits = outputs.rows().read(slice(None)).numpy()
         details: dict[str, Any] = {}
     else:
-        run = train_cell(cell, BASE, display)
+        run = train_cell(cell, BASE)
         where: dict[str, Any] = {"root": cell.config.root, "workers": cell.config.workers}
         fitted_on = run_outputs(run, "train", ALONE, views=cell.views, **where)
         outputs = run_outputs(run, "test", ALONE, **where)
@@ -202,6 +224,12 @@ def compare(
         display: where progress is shown.
     """
     display = display or Display(quiet=True)
+    if not methods or not seeds:
+        raise UserError("a comparison needs at least one method and one seed")
+    whole_number("jobs", jobs)
+    whole_number("views", views, at_least=0)
+    for seed in seeds:
+        whole_number("a seed", seed, at_least=0)
     entries = [Entry.parse(method) for method in methods]
     repeated = {entry.label for entry in entries if entries.count(entry) > 1}
     if repeated:
@@ -218,13 +246,49 @@ def compare(
     first = [cell for cell in waiting if cell.entry.stage == 1]
     first += [Cell(BASE, seed, config, views, Path(out)) for seed in sorted(needed - have)]
     second = [cell for cell in waiting if cell.entry.stage == 2]
-    total, number = len(first) + len(second), 0
-    with display.task("comparing", len(first) * TRAINING_COST + len(second), unit="units of work") as task:
-        for stage, cost in ((first, TRAINING_COST), (second, 1)):
-            for result in _workers(jobs)(delayed(run_cell)(cell, display.quiet or jobs != 1) for cell in stage):
-                number += 1
-                score = f"{result['method']}, seed {result['seed']}: balanced {100 * result['metrics']['balanced']:.1f}"
-                task.advance(cost)
-                left = clock((task.total - task.done) / max(task.speed, 1e-9))
-                display.line(f"{number} of {total}  {score}  (about {left} left)")
+    if first:
+        work = len(first) * images_to_see(config, entries)
+        with display.task("training", work, done=sum(cell.images_seen() for cell in first)) as task:
+            task.note = f"then {len(second)} repairs"
+            with watched(first, task):
+                _do(first, jobs, display)
+    if second:
+        with display.task("repairing", len(second), unit="cells") as task:
+            _do(second, jobs, display, task)
     return [json.loads(cell.file.read_text(encoding="utf-8")) for cell in cells]
+
+
+def images_to_see(config: TrainConfig, entries: Sequence[Entry]) -> int:
+    """Training images of one run; an error if the splits that the entries need are not there."""
+    splits = open_splits(config)
+    splits.split("test")
+    if any(entry.needs_validation for entry in entries):
+        splits.split("validation")
+    plan = Plan.of(config, len(splits.train))
+    return plan.steps * plan.batch_size
+
+
+@contextmanager
+def watched(cells: Sequence[Cell], task: Task) -> Iterator[None]:
+    """Keep a task at the images that the runs of these cells have seen, wherever they are trained."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            task.advance(sum(cell.images_seen() for cell in cells) - task.done)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _do(cells: Sequence[Cell], jobs: int, display: Display, task: Task | None = None) -> None:
+    for number, result in enumerate(_workers(jobs)(delayed(run_cell)(cell) for cell in cells), 1):
+        if task:
+            task.advance(1)
+        score = f"{result['method']}, seed {result['seed']}: balanced {100 * result['metrics']['balanced']:.1f}"
+        display.line(f"{number} of {len(cells)}  {score}")

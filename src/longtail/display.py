@@ -43,12 +43,16 @@ class Task:
         """Units per second since the task was opened."""
         return (self.done - self.first) / max(time.monotonic() - self._start, 1e-9)
 
+    @property
+    def left(self) -> str:
+        """Time to the end, at the speed so far."""
+        return clock((self.total - self.done) / self.speed) if self.speed else "unknown time"
+
     def describe(self) -> str:
-        left = (self.total - self.done) / max(self.speed, 1e-9)
         note = f"  {self.note}" if self.note else ""
         return (
             f"{self.title} {100 * self.done / max(self.total, 1):3.0f} %  {self.speed:.0f} {self.unit}/s"
-            f"  {clock(left)} left{note}"
+            f"  {self.left} left{note}"
         )
 
 

@@ -231,7 +231,7 @@ def extract_run(
         )
     if views and split != "train":
         raise UserError("augmented views are for the train split; leave out --views")
-    path = path or outputs_path(run, split, views)
+    path = path or outputs_path(run, split, views, data_run)
     model = run.load_model().to(world.device)
     shown = data_run or run
     splits = shown.splits(root)
@@ -275,6 +275,9 @@ def extract_run(
     return path
 
 
-def outputs_path(run: Run, split: str, views: int = 0) -> Path:
-    """Where a run keeps its outputs."""
-    return run.folder / "outputs" / (f"{split}-views{views}.safetensors" if views else f"{split}.safetensors")
+def outputs_path(run: Run, split: str, views: int = 0, data_run: Run | None = None) -> Path:
+    """Where a run keeps its outputs: on its own images, or on those of `data_run`."""
+    name = f"{split}-views{views}" if views else split
+    if data_run is not None and data_run.folder.resolve() != run.folder.resolve():
+        name += f"-of-{data_run.data_hash()[:16]}"
+    return run.folder / "outputs" / f"{name}.safetensors"

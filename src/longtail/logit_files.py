@@ -2,7 +2,7 @@
 
 | file | what it holds |
 |---|---|
-| .npz | `logits` (N, K) and `labels` (N,); optional: `class_counts`, `head_weight`, `head_bias`, `features` |
+| .npz | `logits` (N, K) and `labels` (N,); optional: the names of `KNOWN` and `class_names` |
 | .npy | logits (N, K); labels in a second .npy file |
 | .csv | a header; one column called label (or labels, y, target), the others are logits in class order |
 | .safetensors | the same names as .npz, or outputs written by `longtail extract` |
@@ -26,8 +26,11 @@ LABEL_NAMES = ("labels", "label", "y", "target", "targets")
 KNOWN = ("class_counts", "head_weight", "head_bias", "features")
 
 
-def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train") -> Outputs:
-    """Outputs from a file of saved logits; `labels` is a second file, for .npy."""
+def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train", need_counts: bool = False) -> Outputs:
+    """Outputs from a file of saved logits; `labels` is a second file, for .npy.
+
+    Class counts that are not in the file are those of its labels; with `need_counts` that is an error.
+    """
     if not path.is_file():
         raise UserError(f"{path} does not exist")
     if path.suffix not in SUFFIXES:
@@ -44,6 +47,10 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
         if any(name in arrays for name in LABEL_NAMES):
             raise UserError(f"{path} has labels of its own; leave out --labels")
         arrays["labels"] = _read_npy(labels)["logits"]
+    if need_counts and "class_counts" not in arrays:
+        raise UserError(
+            f"{path} has no class_counts (K,), the training samples per class; add them, or give the training logits"
+        )
     return _outputs(path, arrays, split)
 
 
@@ -75,6 +82,7 @@ def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
         class_counts=own if counts is None else counts,
         logits=logits,
         split=split,
+        class_names=tuple(map(str, arrays["class_names"])) if "class_names" in arrays else (),
         **known,  # type: ignore[arg-type]
     )
 

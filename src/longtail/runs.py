@@ -10,6 +10,7 @@ A calibrated model is a run folder too, so every command takes either.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -104,6 +105,11 @@ class Run:
         if not path.is_file():
             raise UserError(f"{self.folder} is not finished: go on with `longtail train --out {self.folder} --resume`")
         return path
+
+    def data_hash(self) -> str:
+        """Unequal for runs that see different images."""
+        known = json.dumps([self.details["config"], self.details["data"]], sort_keys=True)
+        return hashlib.sha256(known.encode()).hexdigest()
 
     def model_hash(self) -> str:
         return sha256(self.model_path)

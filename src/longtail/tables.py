@@ -50,8 +50,10 @@ def summarise(results: Sequence[dict[str, Any]], cells: Path) -> list[Row]:
     if not results:
         raise UserError("there are no results to summarise")
     _require_one_data_set(results)
-    correct = {method: _correct(results, method, cells) for method in _methods(results)}
-    labels = _labels(results, cells)
+    correct: dict[str, list[np.ndarray]] = {}
+    for result in results:
+        predictions, labels = read_predictions(cells / f"{result['method']}-seed{result['seed']}.npz")
+        correct.setdefault(result["method"], []).append(predictions == labels)
     rows = []
     for method in correct:
         own = [result for result in results if result["method"] == method]
@@ -60,7 +62,7 @@ def summarise(results: Sequence[dict[str, Any]], cells: Path) -> list[Row]:
             values = [result["metrics"][name] for result in own]
             scores[name] = None if None in values else over_seeds(values)
         against = {
-            reference: paired_difference(correct[method], correct[reference], labels)
+            reference: paired_difference(np.stack(correct[method]), np.stack(correct[reference]), labels)
             for reference in REFERENCES
             if reference in correct and reference != method
         }
@@ -68,10 +70,6 @@ def summarise(results: Sequence[dict[str, Any]], cells: Path) -> list[Row]:
         rows.append(Row(method, first["title"], first["family"], len(own), scores, against, first.get("parameters")))
     order = list(FAMILIES)
     return sorted(rows, key=lambda row: order.index(row.family) + (0.5 if row.method.startswith("marc") else 0))
-
-
-def _methods(results: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(result["method"] for result in results))
 
 
 def _require_one_data_set(results: Sequence[dict[str, Any]]) -> None:
@@ -84,19 +82,10 @@ def _require_one_data_set(results: Sequence[dict[str, Any]]) -> None:
         raise UserError(f"results of different data sets do not go into one table: {', '.join(found)}")
 
 
-def _correct(results: Sequence[dict[str, Any]], method: str, cells: Path) -> np.ndarray:
-    """(S, N): which test samples the method recognises, per seed."""
-    rows = []
-    for result in results:
-        if result["method"] == method:
-            with np.load(cells / f"{method}-seed{result['seed']}.npz") as file:
-                rows.append(file["predictions"] == file["labels"])
-    return np.stack(rows)
-
-
-def _labels(results: Sequence[dict[str, Any]], cells: Path) -> np.ndarray:
-    with np.load(cells / f"{results[0]['method']}-seed{results[0]['seed']}.npz") as file:
-        return file["labels"]
+def read_predictions(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and true classes (N,) of a cell's test samples."""
+    with path.open("rb") as raw, np.load(raw) as file:
+        return file["predictions"], file["labels"]
 
 
 def write_tables(rows: list[Row], results: Sequence[dict[str, Any]], folder: Path, caption: str) -> list[Path]:
@@ -125,10 +114,10 @@ def tidy_csv(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _ranks(rows: list[Row], score: str) -> dict[str, int]:
-    """Method → 0 for the best, 1 for the second best; lower is better for the calibration error."""
-    known = [(row.method, interval.value) for row in rows if (interval := row.scores[score]) is not None]
-    known.sort(key=lambda item: item[1], reverse=score != "ece")
-    return {method: place for place, (method, _) in enumerate(known[:2])}
+    """Method → 0 for the best, 1 for the second best number as shown; lower is better for the calibration error."""
+    known = {row.method: round(100 * interval.value, 1) for row in rows if (interval := row.scores[score]) is not None}
+    best = sorted(set(known.values()), reverse=score != "ece")[:2]
+    return {method: best.index(value) for method, value in known.items() if value in best}
 
 
 def _number(interval: Interval | None, *, plus_minus: str = "±") -> str:
@@ -199,6 +188,7 @@ def latex(rows: list[Row], caption: str) -> str:
     ranks = {score: _ranks(rows, score) for score in shown}
     marks = {0: r"\textbf{%s}", 1: r"\underline{%s}"}
     lines = [
+        r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{_escape(caption)}}}",
@@ -220,6 +210,5 @@ def latex(rows: list[Row], caption: str) -> str:
 
 
 def _escape(text: str) -> str:
-    for character in r"\&%$#_{}":
-        text = text.replace(character, rf"\{character}" if character != "\\" else r"\textbackslash ")
-    return text
+    words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(words.get(letter, rf"\{letter}" if letter in "&%$#_{}" else letter) for letter in text)

@@ -201,7 +201,10 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
         ([], "name a run folder or a file"),
         (["{tmp}/nowhere"], "is not a run folder"),
         (["{tmp}/a.npz"], "needs --test FILE"),
-        (["{tmp}/a.npz", "--test", "{tmp}/b.npz", "--out", "{tmp}/o"], "a.npz has 2 classes, {tmp}/b.npz has 3"),
+        (
+            ["{tmp}/a.npz", "--test", "{tmp}/b.npz", "--out", "{tmp}/o"],
+            "b.npz has 3 classes, the training logits have 2",
+        ),
         (["{tmp}/a.npz", "{tmp}/b.npz"], "takes one file"),
     ],
 )

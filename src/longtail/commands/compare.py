@@ -10,6 +10,7 @@ import tyro
 from longtail.commands.common import Output, parse
 from longtail.commands.train import starting_point
 from longtail.config import TrainConfig
+from longtail.errors import UserError
 
 HELP = """Compare methods on one data set over several seeds.
 
@@ -49,6 +50,9 @@ def main(arguments: list[str]) -> int:
     start, rest = starting_point(arguments)
     default = Compare(settings=start, methods=tyro.MISSING, out=tyro.MISSING)
     options = parse(Compare, rest, "compare", HELP, default=default)
+    for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
+        if getattr(options.settings, one) != getattr(start, one):
+            raise UserError(f"--{one} is for a single run; a comparison takes --{several}")
     from longtail.comparison import compare
     from longtail.tables import summarise, terminal_table, write_tables
 

@@ -71,7 +71,7 @@ def _of_run(options: Diagnose) -> tuple[Outputs, Outputs | None]:
 def _of_file(options: Diagnose) -> tuple[Outputs, Outputs | None]:
     from longtail.logit_files import read_outputs
 
-    held_out = read_outputs(options.source, split="held-out")
+    held_out = read_outputs(options.source, split="held-out", need_counts=options.train is None)
     if options.train is None:
         return held_out, None
     train = read_outputs(options.train)

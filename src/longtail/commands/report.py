@@ -59,6 +59,11 @@ def _of_runs(options: Report) -> Path:
     from longtail.report.build import report_run
     from longtail.runs import Run
 
+    if options.test or options.validation:
+        raise UserError("--test and --validation are for saved logits; a run has splits of its own")
+    for source in options.sources:
+        if (found := sorted((source / "runs").glob("*/run.json"))) and not (source / "run.json").is_file():
+            raise UserError(f"{source} is a comparison; report on one of its runs: longtail report {found[0].parent}")
     runs = [Run.open(source) for source in options.sources]
     out = options.out or options.sources[0] / "report"
     return report_run(runs, out, root=options.root, workers=options.workers, display=options.display())[0]
@@ -77,6 +82,6 @@ def _of_file(options: Report) -> Path:
     train = read_outputs(source)
     held_out = read_held_out(options.test, "test", train)
     validation = read_held_out(options.validation, "validation", train) if options.validation else None
-    command = ["longtail", "calibrate", str(source), "--test", str(options.test), "--out", "calibrated"]
+    command = ["longtail", "calibrate", str(source), "--test", str(options.test), "--out", "calibrated", "--overwrite"]
     context = Context(source.stem, command, {"training logits": str(source), "test logits": str(options.test)})
     return write_report(train, held_out, validation, context, options.out, options.display())[0]

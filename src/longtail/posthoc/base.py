@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from longtail.errors import UserError, number, whole_number
+from longtail.errors import UserError, choose, number, whole_number
 from longtail.outputs import Outputs
 from longtail.posthoc.inputs import (
     Array,
@@ -32,6 +32,13 @@ from longtail.posthoc.inputs import (
 )
 from longtail.precision import as_array, single_at_least, writable
 from longtail.solver import Solution
+
+CHOICES = {
+    "solver": ("exact", "sgd"),
+    "divide_by": ("batch", "weights"),
+    "ridge_centre": ("zero", "identity"),
+    "form": ("paper", "release"),
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             features: (N, D) that the head sees, for methods that need them.
             validation: held-out `Outputs` or (logits, y), for settings chosen on them.
         """
-        self._check_settings()
+        self.check_settings()
         known = {"weight_norms": weight_norms, "head_bias": head_bias, "features": features}
         data = self._check(logits, y, class_counts=class_counts, **known)
         held_out = None
@@ -102,8 +109,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         self._fit(data, held_out)
         return self
 
-    def _check_settings(self) -> None:
-        """Those settings that several methods have."""
+    def check_settings(self) -> None:
+        """Refuse settings that cannot be, before anything is fitted; here those that several methods have."""
         for name, value in self.get_params(deep=False).items():
             if name in ("ridge", "weight_decay"):
                 number(name, value, at_least=0)
@@ -113,6 +120,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
                 whole_number(name, value)
             elif name == "seed":
                 whole_number(name, value, at_least=0)
+            elif name in CHOICES:
+                choose(name, value, CHOICES[name])
 
     def _check(
         self,

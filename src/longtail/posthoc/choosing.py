@@ -40,9 +40,10 @@ def best_setting(scores: dict[float, float], usual: float) -> float:
     return max(scores, key=lambda setting: (scores[setting], -abs(setting - usual)))
 
 
-def as_number(value: object, name: str, **bounds: float) -> float:
-    """A number within bounds, as `errors.number` has it, or an error that names "auto" too."""
+def number_or_auto(value: object, name: str, **bounds: float) -> None:
+    """A setting is "auto" or a number within bounds."""
     try:
-        return number(name, value, **bounds)
+        if value != "auto":
+            number(name, value, **bounds)
     except UserError as error:
         raise UserError(f'{error}; or "auto"') from error

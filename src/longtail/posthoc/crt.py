@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.errors import UserError, choose
+from longtail.errors import UserError
 from longtail.logit_rows import LogitRows
 from longtail.posthoc.base import FitResult, PostHoc
 from longtail.posthoc.inputs import Array, FitData
@@ -101,7 +101,6 @@ class CRT(PostHoc):
         self.seed = seed
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
-        choose("solver", self.solver, ("exact", "sgd"))
         features = require_features(data.features, self)
         if self.solver == "sgd":
             self._train(data, features)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longtail.errors import UserError, choose, number
+from longtail.errors import UserError, number
 from longtail.networks.disalign_head import DisAlignHead, align
 from longtail.posthoc.base import FitResult, PostHoc, is_trained
 from longtail.posthoc.crt import require_features
@@ -68,14 +68,15 @@ class DisAlign(PostHoc):
         self.divide_by = divide_by
         self.seed = seed
 
+    def check_settings(self) -> None:
+        super().check_settings()
+        number("gamma", self.gamma, at_least=0)
+
     def _fit(self, data: FitData, validation: FitData | None) -> None:
-        choose("form", self.form, ("paper", "release"))
-        choose("divide_by", self.divide_by, ("batch", "weights"))
-        gamma = number("gamma", self.gamma)
         began = time.perf_counter()
         features = torch.as_tensor(np.asarray(require_features(data.features, self))).float()
         logits = data.rows.read(slice(None))
-        weights = torch.from_numpy(class_weights(data.class_counts, gamma)).float()
+        weights = torch.from_numpy(class_weights(data.class_counts, self.gamma)).float()
         scale = torch.ones(data.num_classes, requires_grad=True)
         shift = torch.zeros(data.num_classes, requires_grad=True)
         direction = torch.full((features.shape[1],), 0.1, requires_grad=True)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from longtail.posthoc.base import AffinePostHoc, FitResult
-from longtail.posthoc.choosing import TAUS, as_number, balanced_accuracy, best_setting, require_validation
+from longtail.posthoc.choosing import TAUS, balanced_accuracy, best_setting, number_or_auto, require_validation
 from longtail.posthoc.inputs import FitData
 
 
@@ -33,6 +33,9 @@ class LogitAdjustment(AffinePostHoc):
     def __init__(self, tau: float | Literal["auto"] = 1.0) -> None:
         self.tau = tau
 
+    def check_settings(self) -> None:
+        number_or_auto(self.tau, "tau")
+
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         log_prior = np.log(data.class_counts / data.class_counts.sum())
         self.scale_ = np.ones(data.num_classes)
@@ -41,7 +44,7 @@ class LogitAdjustment(AffinePostHoc):
             scores = {tau: balanced_accuracy(self.scale_, -tau * log_prior, held_out) for tau in TAUS}
             self.tau_ = best_setting(scores, usual=1.0)
         else:
-            self.tau_ = as_number(self.tau, "tau")
+            self.tau_ = float(self.tau)
         self.shift_ = -self.tau_ * log_prior
         self.result_ = FitResult.closed_form()
 

@@ -18,11 +18,10 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from longtail.errors import choose
 from longtail.outputs import Outputs
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
-from longtail.posthoc.choosing import GAMMAS, as_number, balanced_accuracy, best_setting, require_validation
+from longtail.posthoc.choosing import GAMMAS, balanced_accuracy, best_setting, number_or_auto, require_validation
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.sgd import train_affine
 from longtail.solver import Solution, minimise
@@ -96,14 +95,15 @@ class MARC(AffinePostHoc):
         self.divide_by = divide_by
         self.seed = seed
 
+    def check_settings(self) -> None:
+        super().check_settings()
+        number_or_auto(self.gamma, "gamma", at_least=0)
+
     def _fit(self, data: FitData, validation: FitData | None) -> None:
-        choose("solver", self.solver, ("exact", "sgd"))
-        choose("ridge_centre", self.ridge_centre, ("zero", "identity"))
-        choose("divide_by", self.divide_by, ("batch", "weights"))
         if self.gamma == "auto":
             solution, self.gamma_ = self._choose_gamma(data, validation)
         else:
-            self.gamma_ = as_number(self.gamma, "gamma", at_least=0)
+            self.gamma_ = float(self.gamma)
             solution = self._solve(data, self.gamma_)
         self._keep(solution, data)
 
@@ -178,7 +178,7 @@ class MARC(AffinePostHoc):
 
     def fit_path(self, outputs: Outputs, gammas: Sequence[float] = GAMMAS) -> dict[float, MARC]:
         """A fitted MARC for each gamma, for little more than the price of one."""
-        self._check_settings()
+        self.check_settings()
         data = self._check(outputs)
         path = {}
         for gamma, solution in self._path(data, gammas).items():

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from longtail.posthoc.base import AffinePostHoc, FitResult
-from longtail.posthoc.choosing import TAUS, as_number, balanced_accuracy, best_setting, require_validation
+from longtail.posthoc.choosing import TAUS, balanced_accuracy, best_setting, number_or_auto, require_validation
 from longtail.posthoc.inputs import FitData
 
 
@@ -31,6 +31,9 @@ class TauNorm(AffinePostHoc):
     def __init__(self, tau: float | Literal["auto"] = "auto") -> None:
         self.tau = tau
 
+    def check_settings(self) -> None:
+        number_or_auto(self.tau, "tau")
+
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         bias = np.zeros(data.num_classes) if data.bias is None else data.bias.double().numpy()
 
@@ -43,7 +46,7 @@ class TauNorm(AffinePostHoc):
             scores = {tau: balanced_accuracy(*repair(tau), held_out) for tau in TAUS}
             self.tau_ = best_setting(scores, usual=1.0)
         else:
-            self.tau_ = as_number(self.tau, "tau")
+            self.tau_ = float(self.tau)
         self.scale_, self.shift_ = repair(self.tau_)
         self.result_ = FitResult.closed_form()
 

@@ -13,7 +13,6 @@ from longtail.calibration import run_outputs
 from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.display import Display
 from longtail.errors import UserError
-from longtail.extraction import extract_run
 from longtail.files import write_json
 from longtail.methods import POSTHOC_METHODS, build_posthoc
 from longtail.metrics import evaluate_logits
@@ -76,7 +75,8 @@ def title_of(run: Run) -> str:
     """Data set, tail and backbone in a few words."""
     config = run.config
     tail = f"-LT {config.imbalance:g}" if config.profile != "none" else ""
-    return f"{config.data}{tail}, {config.backbone}"
+    repaired = f", repaired by {run.details['calibration']['method']}" if "calibration" in run.details else ""
+    return f"{config.data}{tail}, {config.backbone}{repaired}"
 
 
 def checkpoint_row(model_run: Run, data_run: Run, split: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -84,22 +84,13 @@ def checkpoint_row(model_run: Run, data_run: Run, split: str, options: dict[str,
     if model_run.class_names != data_run.class_names:
         raise UserError(f"{model_run.folder} and {data_run.folder} do not have the same classes")
     scores = []
-    train = _outputs_on(model_run, data_run, "train", 1, options)
-    held_out = _outputs_on(model_run, data_run, split, 0, options)
+    train = run_outputs(model_run, "train", ALONE, views=1, data_run=data_run, **options)
+    held_out = run_outputs(model_run, split, ALONE, data_run=data_run, **options)
     marc = MARC().fit(train)
     for logits in (held_out.rows().read(slice(None)).numpy(), np.asarray(marc.transform(held_out))):
         scores.append(100 * evaluate_logits(logits, held_out.labels, held_out.class_counts).balanced)
-    return {"data": title_of(model_run), "before": round(scores[0], 1), "after": round(scores[1], 1)}
-
-
-def _outputs_on(model_run: Run, data_run: Run, split: str, views: int, options: dict[str, Any]) -> Outputs:
-    """Outputs of one run's model on the data of another."""
-    if model_run.folder == data_run.folder:
-        return run_outputs(model_run, split, ALONE, views=views, **options)
-    path = model_run.folder / "outputs" / f"{split}-views{views}-of-{data_run.folder.name}.safetensors"
-    if not path.is_file():
-        extract_run(model_run, split, ALONE, views=views, path=path, data_run=data_run, **options)
-    return Outputs.open(path)
+    data = f"{title_of(model_run)} ({model_run.folder.name})"
+    return {"data": data, "before": round(scores[0], 1), "after": round(scores[1], 1)}
 
 
 def picture(images: Images, index: int) -> Image.Image:
