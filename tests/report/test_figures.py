@@ -1,11 +1,13 @@
-import matplotlib as mpl
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from longtail import Outputs
 from longtail.report import figures
-from longtail.report.figures import FIGURES, STYLE, write_figures
+from longtail.report.figures import FIGURES, write_figures
+from longtail.report.style import drawing
 from longtail.report.summary import summarise
 
 
@@ -29,7 +31,7 @@ def test_the_same_figure_is_the_same_file(real_summary, tmp_path, monkeypatch):
 
 
 def draw(name, summary):
-    with mpl.rc_context(STYLE):
+    with drawing():
         return FIGURES[name](summary)
 
 
@@ -64,3 +66,11 @@ def test_few_and_many_classes_are_drawn(classes, tmp_path):
 
     summary = summarise(outputs(counts, "train"), outputs(np.full(classes, 4), "test"), validation=None, others={})
     assert len(write_figures(summary, tmp_path)) == 3 * len(FIGURES)
+
+
+def test_dollars_in_class_names_are_no_mathematics(real_summary, tmp_path):
+    names = (r"$\frac{$", "$x$ and $y$", *real_summary.class_names[2:])
+    summary = replace(real_summary, class_names=names)
+    for file in write_figures(summary, tmp_path):
+        if file.suffix == ".svg" and file.stem in ("class-accuracy", "confusion"):
+            assert "$x$ and $y$" in file.read_text()

@@ -6,34 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from longtail.metrics import SHOTS, Metrics
+from longtail.report.style import AFTER, BEFORE, COUNTS, OTHER, drawing, short
 from longtail.report.summary import State, Summary, grouped_confusion
 
-BEFORE, AFTER, OTHER, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#d9dde3"
 # Without dates, so that the same figure is the same file.
 UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-    "svg.hashsalt": "longtail",
-    "svg.fonttype": "none",
-}
 
 
 def write_figures(summary: Summary, folder: Path) -> list[Path]:
     """Every figure in every format; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    with mpl.rc_context(STYLE):
+    with drawing():
         for name, draw in FIGURES.items():
             figure = draw(summary)
             FigureCanvasAgg(figure)
@@ -69,7 +59,7 @@ def _behind(axes: Axes, summary: Summary) -> None:
 def _classes(axes: Axes, summary: Summary) -> None:
     few = len(summary.order) <= 20
     if few:
-        names = [summary.class_names[label] for label in summary.order]
+        names = [short(summary.class_names[label]) for label in summary.order]
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_xlabel("classes, head → tail")
 
@@ -150,7 +140,7 @@ def confusion_matrices(summary: Summary) -> Figure:
         axes.set_xlabel("taken for, head → tail")
         axes.set_ylabel("true class, head → tail")
         if len(groups) == len(summary.order) <= 20:
-            names = [summary.class_names[label] for label in summary.order]
+            names = [short(summary.class_names[label]) for label in summary.order]
             axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
             axes.set_yticks(range(len(names)), names, fontsize=7)
     figure.colorbar(picture, ax=panels, label=f"% of the true class, {summary.split} images", shrink=0.8)
