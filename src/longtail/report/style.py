@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.font_manager import get_font_names
 
 BEFORE, AFTER, OTHER, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#d9dde3"
+# Asked in turn for the letters that the first does not have.
+ASIAN = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+    "Droid Sans Fallback",
+)
 STYLE: dict[Any, Any] = {
+    # Only installed ones: matplotlib complains about every other.
+    "font.family": ["sans-serif", *sorted({*ASIAN} & {*get_font_names()}, key=ASIAN.index)],
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -24,7 +43,9 @@ LONGEST = 18
 @contextmanager
 def drawing() -> Iterator[None]:
     """Our style while figures are made and written."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        # Where no installed font has a letter there is a box to see; a line for each says no more.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
 
 
