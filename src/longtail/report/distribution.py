@@ -110,7 +110,7 @@ def write_plot(profile: Profile, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from longtail.report.style import AFTER, BEFORE, OTHER, drawing, plain, short
+    from longtail.report.style import AFTER, BEFORE, OTHER, drawing, plain, short, slant
 
     colours = dict(zip(SHOTS, (OTHER, BEFORE, AFTER), strict=True))
     order, shots = profile.order, np.array(profile.shots)[profile.order]
@@ -132,7 +132,7 @@ def write_plot(profile: Profile, path: Path) -> Path:
         axes.set_title(f"{plain(Path(profile.name).name)}: {_factor(profile)}, Gini {profile.gini:.2f}")
         if len(order) <= 30:
             names = [short(profile.class_names[label]) for label in order]
-            axes.set_xticks(places, names, rotation=0 if max(map(len, names)) < 3 else 60, ha="center")
+            axes.set_xticks(places, names, **slant(names, 60))
         else:
             axes.set_xlabel("class, head to tail")
         axes.legend(loc="upper right")

@@ -65,3 +65,8 @@ def short(name: str) -> str:
     ('goldfish', 'soft-coated wheat…')
     """
     return plain(name if len(name) <= LONGEST else name[: LONGEST - 1] + "…")
+
+
+def slant(names: list[str], degrees: float) -> dict[str, Any]:
+    """Options of tick labels: slanted, unless the names are short enough to stand side by side."""
+    return {} if max(map(len, names)) < 3 else {"rotation": degrees, "ha": "right", "rotation_mode": "anchor"}
