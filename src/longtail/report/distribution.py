@@ -135,6 +135,6 @@ def write_plot(profile: Profile, path: Path) -> Path:
             axes.set_xticks(places, names, **slant(names, 60))
         else:
             axes.set_xlabel("class, head to tail")
-        axes.legend(loc="upper right")
+        figure.legend(loc="outside right upper")
         figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
     return path
