@@ -57,7 +57,8 @@ const draw = (id, traces, extra) =>
 const nameTicks = (names) => ({ tickvals: names.map((_, place) => place), ticktext: names.map(short) });
 const classAxis = () => ({
   title: { text: "classes, head → tail", standoff: 8 }, showgrid: false, zeroline: false, automargin: true,
-  ...(named ? { ...nameTicks(classes.names), autotickangles: [0, classes.names.length > 10 ? -90 : -60] } : {}),
+  ...(named ? nameTicks(classes.names) : {}),
+  ...(classes.names.length > 10 ? { autotickangles: [0, -90], tickfont: { size: 10 } } : { autotickangles: [0, -60] }),
 });
 const countsBehind = () => ({
   type: "bar", x: places, y: classes.counts, name: "training images", marker: { color: color("counts") }, hoverinfo: "skip",
