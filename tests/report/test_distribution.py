@@ -48,3 +48,9 @@ def test_the_plot_is_a_picture_and_the_same_every_time(counts, tmp_path: Path):
         assert picture.width > 600
         assert len(picture.convert("RGB").getcolors(100_000)) > 10  # something is drawn
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_plot_takes_any_name(tmp_path: Path):
+    names = (r"$\frac{$", "$x$ and $y$", "a name of fifty-seven letters, which no axis of a figure holds")
+    profile = Profile("$birds$", names, np.array([50, 10, 3]), {"train": 63})
+    assert write_plot(profile, tmp_path / "plot.png").stat().st_size > 3000

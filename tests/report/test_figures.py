@@ -1,11 +1,15 @@
-import matplotlib as mpl
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from longtail import Outputs
 from longtail.report import figures
-from longtail.report.figures import FIGURES, STYLE, write_figures
+from longtail.report.figures import FIGURES, write_figures
+from longtail.report.style import drawing
 from longtail.report.summary import summarise
 
 
@@ -29,7 +33,7 @@ def test_the_same_figure_is_the_same_file(real_summary, tmp_path, monkeypatch):
 
 
 def draw(name, summary):
-    with mpl.rc_context(STYLE):
+    with drawing():
         return FIGURES[name](summary)
 
 
@@ -63,4 +67,37 @@ def test_few_and_many_classes_are_drawn(classes, tmp_path):
         return Outputs(labels, counts, logits=logits.astype(np.float32), split=split)
 
     summary = summarise(outputs(counts, "train"), outputs(np.full(classes, 4), "test"), validation=None, others={})
-    assert len(write_figures(summary, tmp_path)) == 3 * len(FIGURES)
+    files = write_figures(summary, tmp_path)
+    assert {file.stem for file in files} == set(FIGURES) - {"disalign-beside-marc"}  # it was not fitted
+    assert len(files) == 3 * (len(FIGURES) - 1)
+
+
+def test_dollars_in_class_names_are_no_mathematics(real_summary, tmp_path):
+    names = (r"$\frac{$", "$x$ and $y$", *real_summary.class_names[2:])
+    summary = replace(real_summary, class_names=names)
+    for file in write_figures(summary, tmp_path):
+        if file.suffix == ".svg" and file.stem in ("class-accuracy", "confusion"):
+            assert "$x$ and $y$" in file.read_text()
+
+
+def test_letters_that_no_font_has_are_no_warning(real_summary, tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr(figures, "FIGURES", {"class-accuracy": FIGURES["class-accuracy"]})
+    names = ("\N{CJK UNIFIED IDEOGRAPH-732B}", "\N{GRINNING FACE}", *real_summary.class_names[2:])
+    write_figures(replace(real_summary, class_names=names), tmp_path)
+    assert not recwarn.list
+
+
+def test_long_names_leave_room_for_the_curves_and_do_not_overprint(tmp_path):
+    classes = 20
+    counts = np.arange(2 * classes, classes, -1)
+    names = tuple(f"{label} a name of fifty-seven letters, which no axis can hold" for label in range(classes))
+    logits = np.random.default_rng(0).normal(size=(counts.sum(), classes)).astype(np.float32)
+    outputs = Outputs(np.repeat(np.arange(classes), counts), counts, logits=logits, class_names=names, split="test")
+    summary = summarise(replace(outputs, split="train"), outputs, validation=None, others={})
+    for name in ("class-means", "class-accuracy", "winners-and-losers", "confusion"):
+        figure = draw(name, summary)
+        FigureCanvasAgg(figure).draw()
+        for axes in figure.axes[: len(figure.axes) // 2]:
+            assert axes.get_window_extent().height > 0.4 * figure.bbox.height, name
+    rows = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert not any(upper.overlaps(lower) for upper, lower in pairwise(rows))

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -122,6 +124,11 @@ def test_the_table_sorts_and_filters(visit, page_path):
     assert [float(text) for text in column(6)] == sorted(changes)
     page.get_by_role("button", name="class", exact=True).click()
     assert column(1) == sorted(column(1))
+    page.get_by_role("button", name="shots").click()
+    assert column(3) == ["many"] * 8 + ["medium"] * 2
+    page.get_by_role("button", name="shots").click()
+    assert column(3) == ["medium"] * 2 + ["many"] * 8
+    page.get_by_role("button", name="class", exact=True).click()
     page.fill("#filter", "tru")
     assert column(1) == ["truck"]
     assert page.locator("#shown").inner_text() == "1 of 10 classes"
@@ -139,19 +146,94 @@ def test_it_is_readable_on_a_phone_and_in_the_dark(visit, page_path, width, sche
     assert page.complaints == []
 
 
-def test_a_thousand_classes_fit(visit, tmp_path):
+def made_up(classes, names=()):
     rng = np.random.default_rng(0)
-    classes = 1000
     counts = np.maximum(500 // (1 + np.arange(classes)), 1)
     train_labels = np.repeat(np.arange(classes), np.minimum(counts, 3))
     test_labels = np.repeat(np.arange(classes), 2)
 
     def outputs(labels, split):
         logits = (rng.normal(size=(len(labels), classes)) + 4 * np.eye(classes)[labels]).astype(np.float32)
-        return Outputs(labels, counts, logits=logits, split=split)
+        return Outputs(labels, counts, logits=logits, split=split, class_names=names)
 
-    summary = summarise(outputs(train_labels, "train"), outputs(test_labels, "test"), validation=None, others={})
-    path = write_page(summary, CONTEXT, tmp_path / "index.html")
+    return summarise(outputs(train_labels, "train"), outputs(test_labels, "test"), validation=None, others={})
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_legends_and_names_lie_over_nothing(visit, tmp_path, width):
+    names = tuple(f"{label} soft-coated wheaten terrier" for label in range(20))
+    page = visit(write_page(made_up(20, names), CONTEXT, tmp_path / "index.html"), width=width)
+    for chart in ("logits", "margins", "accuracy", "f1", "trade-off"):
+        gap = f"""(() => {{
+            const chart = document.getElementById("{chart}");
+            const plotTop = chart.getBoundingClientRect().top + chart._fullLayout._size.t;
+            return plotTop - chart.querySelector(".legend .bg").getBoundingClientRect().bottom;
+        }})()"""
+        assert page.evaluate(gap) >= 0, chart
+    assert page.locator("#logits .xtick").all_text_contents()[0] == "0 soft-coated whe…"
+    edges = """(part) => Array.from(document.querySelectorAll(part), (made) => {
+        const { left, right, top, bottom } = made.getBoundingClientRect();
+        return { left, right, top, bottom };
+    })"""
+    ticks = page.evaluate(edges, "#logits .xtick")
+    assert len(ticks) == 20
+    assert max(tick["bottom"] for tick in ticks) <= page.evaluate(edges, "#logits .xtitle")[0]["top"]
+    assert all(left["right"] <= right["left"] + 1 for left, right in pairwise(ticks))
+    chart = page.evaluate(edges, "#confusion-before")[0]
+    assert min(tick["left"] for tick in page.evaluate(edges, "#confusion-before .ytick")) >= chart["left"]
+
+
+def test_where_names_would_be_a_smear_there_are_none(visit, tmp_path):
+    summary = made_up(50, tuple(f"terrier {label}" for label in range(50)))
+    page = visit(write_page(summary, CONTEXT, tmp_path / "index.html"))
+    ticks = page.locator(".xtick text, .ytick text").all_text_contents()
+    assert not any("terrier" in tick for tick in ticks)
+    assert "terrier 49" in page.locator("#classes").inner_text()
+
+
+def test_on_paper_charts_are_light_and_narrow(visit, page_path):
+    page = visit(page_path, scheme="dark")
+    look = """(() => {
+        const chart = document.querySelector("#changes .main-svg");
+        return [getComputedStyle(chart.querySelector("text")).fill, chart.getBoundingClientRect().width];
+    })()"""
+    dark, wide = page.evaluate(look)
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {look}; }})")
+    page.pdf(format="A4")
+    assert page.evaluate("printed") == ["rgb(29, 36, 48)", 680]
+    assert page.evaluate(look) == [dark, wide] != ["rgb(29, 36, 48)", 680]
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_charts_follow_the_window(visit, page_path, width):
+    page = visit(page_path, width=1000)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(
+        "document.querySelector('#f1 .main-svg').clientWidth === document.querySelector('#f1').clientWidth"
+    )
+
+
+def test_advice_fits_the_splits(real_summary, tmp_path):
+    def text(summary):
+        return write_page(summary, CONTEXT, tmp_path / "index.html").read_text()
+
+    alone = [replace(point, validation=None) for point in real_summary.points]
+    assert "Choose by the validation line; the test line is for the record." in text(real_summary)
+    assert "Without validation images to choose by" in text(replace(real_summary, points=alone))
+    assert "without a test split" in text(replace(real_summary, split="validation"))
+
+
+def test_confusions_promise_no_images_and_blame_no_standstill(visit, real_summary, tmp_path):
+    same = replace(real_summary.confusions[0], before=0.4, after=0.4)
+    page = visit(write_page(replace(real_summary, confusions=[same]), CONTEXT, tmp_path / "index.html"))
+    assert page.get_by_role("heading", name="The worst").inner_text() == "The worst"
+    assert page.locator("#worst .note").get_attribute("class").strip() == "note"
+
+
+def test_a_thousand_classes_fit(visit, tmp_path):
+    classes = 1000
+    path = write_page(made_up(classes), CONTEXT, tmp_path / "index.html")
     assert path.stat().st_size < MOST
     page = visit(path)
     assert page.locator("#classes tbody tr").count() == classes
@@ -159,14 +241,14 @@ def test_a_thousand_classes_fit(visit, tmp_path):
 
 
 def test_names_cannot_break_the_page(visit, tmp_path, real_outputs):
-    from dataclasses import replace
-
     train, _, test = real_outputs
     evil = ("</script><script>alert(1)</script>", "<b>&", '"quote"', *(f"c{i}" for i in range(7)))
     summary = summarise(train, replace(test, class_names=evil), validation=None, others={})
     page = visit(write_page(summary, CONTEXT, tmp_path / "index.html"))
     assert page.complaints == []
     assert evil[0] in page.locator("#classes").inner_text()
+    assert page.locator("#logits .xtick").all_text_contents()[1] == "<b>&"
+    assert page.evaluate("document.getElementById('logits').data[1].text[1]") == "&lt;b&gt;&amp;"
 
 
 def test_command_on_a_run_and_its_checkpoints(capsys, visit, digits_copy, tmp_path):

@@ -107,16 +107,15 @@ def _share(part: int, total: int) -> str:
 
 def write_plot(profile: Profile, path: Path) -> Path:
     """Images per class as a PNG file: bars with names where they fit, else a curve over the rank."""
-    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from longtail.report.figures import AFTER, BEFORE, OTHER, STYLE
+    from longtail.report.style import AFTER, BEFORE, OTHER, drawing, plain, short, slant
 
     colours = dict(zip(SHOTS, (OTHER, BEFORE, AFTER), strict=True))
     order, shots = profile.order, np.array(profile.shots)[profile.order]
     counts, places = profile.class_counts[order], np.arange(1, len(order) + 1)
-    with rc_context(STYLE), replacing(path) as temporary:
+    with drawing(), replacing(path) as temporary:
         figure = Figure(figsize=(7, 3.6), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
@@ -130,12 +129,12 @@ def write_plot(profile: Profile, path: Path) -> Path:
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.8)
         axes.set_ylabel("training images")
-        axes.set_title(f"{Path(profile.name).name}: {_factor(profile)}, Gini {profile.gini:.2f}")
+        axes.set_title(f"{plain(Path(profile.name).name)}: {_factor(profile)}, Gini {profile.gini:.2f}")
         if len(order) <= 30:
-            names = [profile.class_names[label][:20] for label in order]
-            axes.set_xticks(places, names, rotation=0 if max(map(len, names)) < 3 else 60, ha="center")
+            names = [short(profile.class_names[label]) for label in order]
+            axes.set_xticks(places, names, **slant(names, 60))
         else:
             axes.set_xlabel("class, head to tail")
-        axes.legend(loc="upper right")
+        figure.legend(loc="outside right upper")
         figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
     return path

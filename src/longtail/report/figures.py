@@ -6,35 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from longtail.metrics import SHOTS, Metrics
+from longtail.report.style import AFTER, BEFORE, COUNTS, OTHER, drawing, short, slant
 from longtail.report.summary import State, Summary, grouped_confusion
 
-BEFORE, AFTER, OTHER, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#d9dde3"
 # Without dates, so that the same figure is the same file.
 UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-    "svg.hashsalt": "longtail",
-    "svg.fonttype": "none",
-}
 
 
 def write_figures(summary: Summary, folder: Path) -> list[Path]:
-    """Every figure in every format; returns the files."""
+    """Every figure in every format; returns the files. DisAlign is shown where it was fitted."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    with mpl.rc_context(STYLE):
+    with drawing():
         for name, draw in FIGURES.items():
+            if name == "disalign-beside-marc" and "DisAlign" not in summary.others:
+                continue
             figure = draw(summary)
             FigureCanvasAgg(figure)
             # Laid out once: anew for every format it would cost more than all the drawing.
@@ -47,10 +39,22 @@ def write_figures(summary: Summary, folder: Path) -> list[Path]:
     return files
 
 
-def _panels(count: int, *, width: float = 4.2, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, *, width: float, height: float = 3.0) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width * count, height), layout="constrained")
     axes = figure.subplots(1, count)
     return figure, list(np.atleast_1d(axes))
+
+
+def _names(summary: Summary, most: int = 20) -> list[str]:
+    """Class names head to tail, where they are few enough to be read."""
+    return [short(summary.class_names[label]) for label in summary.order] if len(summary.order) <= most else []
+
+
+def _class_panels(summary: Summary, count: int, width: float) -> tuple[Figure, list[Axes]]:
+    """Panels over the classes, wide enough for all their names and as much higher as the longest one takes."""
+    names = _names(summary)
+    longest = max(map(len, names), default=0)
+    return _panels(count, width=max(width, 1.4 + 0.2 * len(names)), height=3.0 + 0.05 * longest)
 
 
 def _behind(axes: Axes, summary: Summary) -> None:
@@ -67,10 +71,8 @@ def _behind(axes: Axes, summary: Summary) -> None:
 
 
 def _classes(axes: Axes, summary: Summary) -> None:
-    few = len(summary.order) <= 20
-    if few:
-        names = [summary.class_names[label] for label in summary.order]
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    if names := _names(summary):
+        axes.set_xticks(range(len(names)), names, **slant(names, 45))
     axes.set_xlabel("classes, head → tail")
 
 
@@ -93,7 +95,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _means(summary: Summary, states: list[tuple[State, str]]) -> Figure:
-    figure, panels = _panels(2)
+    figure, panels = _class_panels(summary, 2, width=4.2)
     for axes, name in zip(panels, ("logits", "margins"), strict=True):
         for state, color in states:
             values = getattr(state.means, name)
@@ -111,14 +113,12 @@ def class_means(summary: Summary) -> Figure:
 
 
 def disalign_beside_marc(summary: Summary) -> Figure:
-    other = summary.others.get("DisAlign")
-    extra = [(other, OTHER)] if other else []
-    return _means(summary, [(summary.before, BEFORE), *extra, (summary.after, AFTER)])
+    return _means(summary, [(summary.before, BEFORE), (summary.others["DisAlign"], OTHER), (summary.after, AFTER)])
 
 
 def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], str]) -> tuple[Figure, Axes]:
     """A score of every class before and after; `mean` says its mean in the legend."""
-    figure, (axes,) = _panels(1, width=6.5)
+    figure, (axes,) = _class_panels(summary, 1, width=6.5)
     for state, color in ((summary.before, BEFORE), (summary.after, AFTER)):
         values = 100 * np.array([np.nan if v is None else v for v in getattr(state.metrics, score)])
         _curve(axes, summary, values, color, f"{state.title}: {mean(state.metrics)}")
@@ -142,17 +142,19 @@ def f1_scores(summary: Summary) -> Figure:
 
 
 def confusion_matrices(summary: Summary) -> Figure:
-    figure, panels = _panels(2, width=3.6, height=3.4)
-    for axes, state in zip(panels, (summary.before, summary.after), strict=True):
-        shares, groups = grouped_confusion(state.metrics, summary.order)
+    matrices = [grouped_confusion(state.metrics, summary.order) for state in (summary.before, summary.after)]
+    cells = len(matrices[0][1])
+    names = _names(summary, most=cells)
+    side = max(2.3, 0.14 * cells) + 0.05 * max(map(len, names), default=0)
+    figure, panels = _panels(2, width=side + 1.0, height=side + 0.8)
+    for axes, state, (shares, _) in zip(panels, (summary.before, summary.after), matrices, strict=True):
         picture = axes.imshow(100 * shares, cmap="Greys", vmin=0, vmax=100)
         axes.set_title(state.title)
         axes.set_xlabel("taken for, head → tail")
         axes.set_ylabel("true class, head → tail")
-        if len(groups) == len(summary.order) <= 20:
-            names = [summary.class_names[label] for label in summary.order]
-            axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-            axes.set_yticks(range(len(names)), names, fontsize=7)
+        if names:
+            axes.set_xticks(range(cells), names, rotation=0 if max(map(len, names)) < 3 else 90, fontsize=7)
+            axes.set_yticks(range(cells), names, fontsize=7)
     figure.colorbar(picture, ax=panels, label=f"% of the true class, {summary.split} images", shrink=0.8)
     return figure
 
@@ -167,11 +169,12 @@ def accuracy_against_gamma(summary: Summary) -> Figure:
             label = "overall" if name == "balanced" else name
             width = 2.2 if name == "balanced" else 1.4
             axes.plot(gammas, 100 * np.array(values, dtype=float), color=color, label=label, linewidth=width)
-    axes.axvline(1.2, color=COUNTS, zorder=0)
-    axes.annotate("the paper's 1.2", (1.2, axes.get_ylim()[0]), fontsize=7, color=BEFORE, rotation=90, va="bottom")
+    axes.axvline(1.2, color=BEFORE, linewidth=0.8, linestyle=":", zorder=0, label="the paper's 1.2")
     axes.set_xlabel("gamma: strength of the class weights")
     axes.set_ylabel(f"accuracy, {summary.split} images (%)")
-    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, columnspacing=1.2)
+    axes.legend(
+        ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, columnspacing=0.8, handlelength=1.2
+    )
     return figure
 
 
@@ -191,7 +194,7 @@ def reliability_diagrams(summary: Summary) -> Figure:
 
 
 def winners_and_losers(summary: Summary) -> Figure:
-    figure, (axes,) = _panels(1, width=6.5)
+    figure, (axes,) = _class_panels(summary, 1, width=6.5)
     changes, order = summary.changes, summary.order
     value, low, high = (100 * part[order] for part in (changes.value, changes.low, changes.high))
     places = np.arange(len(order))
@@ -200,7 +203,7 @@ def winners_and_losers(summary: Summary) -> Figure:
     axes.scatter(places, value, c=colors, s=max(2, 240 / len(order)), zorder=3)
     axes.axhline(0, color=COUNTS, zorder=0)
     _classes(axes, summary)
-    axes.set_ylabel(f"change of accuracy, {summary.split} images (points)")
+    axes.set_ylabel(f"change of accuracy (points),\n{summary.split} images")
     return figure
 
 

@@ -48,10 +48,14 @@ class Context:
 def write_page(summary: Summary, context: Context, path: Path) -> Path:
     """Render the page."""
     environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
-    data = json.dumps(page_data(summary, context), allow_nan=False, separators=(",", ":"))
+    shown = page_data(summary, context)
+    data = json.dumps(shown, allow_nan=False, separators=(",", ":"))
     text = environment.get_template("page.html").render(
         title=context.title,
         split=summary.split,
+        advice=_advice(summary),
+        worst=shown["worst"],
+        pictures=any(item["pictures"] for item in shown["worst"]),
         version=__version__,
         facts=context.facts,
         style=_asset("page.css"),
@@ -61,6 +65,15 @@ def write_page(summary: Summary, context: Context, path: Path) -> Path:
         data=data.replace("<", "\\u003c"),
     )
     return write_text(path, text)
+
+
+def _advice(summary: Summary) -> str:
+    """How to choose an operating point with the splits that there are."""
+    if summary.split == "validation":
+        return "Choose by the validation scores; without a test split nothing is left to check the choice on."
+    if any(point.validation for point in summary.points):
+        return f"Choose by the validation line; the {summary.split} line is for the record."
+    return f"Without validation images to choose by, a point chosen by {summary.split} scores looks better than it is."
 
 
 def _asset(name: str) -> str:

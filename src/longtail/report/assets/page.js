@@ -3,11 +3,16 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const [before, after] = data.states;
 const classes = data.classes;
 const crowded = classes.names.length > 60;
+const named = classes.names.length <= 20;
 const places = classes.names.map((_, place) => place);
 const byId = (id) => document.getElementById(id);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const shown = (value) => (value === null ? "none" : value.toFixed(1));
 const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(1);
+// Plotly reads markup in texts; names are to be shown as they are written.
+const escaped = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const short = (name) => escaped([...name].length > 18 ? [...name].slice(0, 17).join("") + "…" : name);
+const fullNames = classes.names.map(escaped);
 const SCORES = { balanced: "overall", many: "many", medium: "medium", few: "few", macro_f1: "macro F1", ece: "ECE" };
 
 function element(tag, text, attributes = {}) {
@@ -37,26 +42,30 @@ function layout(extra = {}) {
   return {
     font: { color: color("text"), family: "system-ui, sans-serif", size: 12 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 52, r: 46, t: 34, b: crowded ? 40 : 84 },
-    legend: { orientation: "h", y: 1.14, x: 0 }, hovermode: "x unified",
+    margin: { l: 52, r: 46, t: 34, b: 40 },
+    // Standing on the chart it grows upwards, away from the curves, when the chart is narrow.
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hovermode: "x unified",
     hoverlabel: { bgcolor: color("panel"), bordercolor: color("line"), font: { color: color("text") } },
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
   };
 }
 
+// The size is said: left to itself Plotly finds it later, too late for paper.
 const draw = (id, traces, extra) =>
-  Plotly.react(id, traces, layout(extra), { responsive: true, displayModeBar: false });
+  Plotly.react(id, traces, layout({ ...extra, width: byId(id).clientWidth, height: byId(id).clientHeight }), { displayModeBar: false });
 
+const nameTicks = (names) => ({ tickvals: names.map((_, place) => place), ticktext: names.map(short) });
 const classAxis = () => ({
-  title: { text: "classes, head → tail", standoff: 8 }, tickvals: crowded ? undefined : places,
-  ticktext: crowded ? undefined : classes.names, tickangle: crowded ? 0 : -40, showgrid: false,
+  title: { text: "classes, head → tail", standoff: 8 }, showgrid: false, zeroline: false, automargin: true,
+  ...(named ? nameTicks(classes.names) : {}),
+  ...(classes.names.length > 10 ? { autotickangles: [0, -90], tickfont: { size: 10 } } : { autotickangles: [0, -60] }),
 });
 const countsBehind = () => ({
   type: "bar", x: places, y: classes.counts, name: "training images", marker: { color: color("counts") }, hoverinfo: "skip",
 });
 // Where classes are many, each is a faint dot and the line is their running mean.
 function curve(values, shade, name) {
-  const own = { type: "scatter", x: places, y: values, name, text: classes.names, hovertemplate: "%{text}: %{y}<extra>" + name + "</extra>" };
+  const own = { type: "scatter", x: places, y: values, name, text: fullNames, hovertemplate: "%{text}: %{y}<extra>" + name + "</extra>" };
   if (!crowded) return [{ ...own, mode: "lines+markers", line: { color: color(shade), width: 2 } }];
   return [
     { ...own, mode: "markers", marker: { color: color(shade), size: 3, opacity: 0.35 }, showlegend: false },
@@ -105,7 +114,7 @@ function drawChanges() {
   const { value, low, high } = data.changes;
   const mood = places.map((p) => (low[p] > 0 ? "good" : high[p] < 0 ? "bad" : "before"));
   draw("changes", [{
-    type: "scatter", mode: "markers", x: places, y: value, text: classes.names, hovertemplate: "%{text}: %{y:+.1f} points<extra></extra>",
+    type: "scatter", mode: "markers", x: places, y: value, text: fullNames, hovertemplate: "%{text}: %{y:+.1f} points<extra></extra>",
     marker: { color: mood.map(color), size: crowded ? 4 : 9 },
     error_y: { type: "data", symmetric: false, array: places.map((p) => high[p] - value[p]), arrayminus: places.map((p) => value[p] - low[p]),
       color: color("quiet"), thickness: crowded ? 0.5 : 1.2, width: 0 },
@@ -113,14 +122,19 @@ function drawChanges() {
 }
 
 function drawConfusion(id, title, values) {
+  const names = data.confusion.names.map(escaped);
+  // On a narrow screen the names at the left have to do for both sides.
+  const fits = byId(id).clientWidth > 26 * names.length;
+  const axis = (text, show) => ({ showgrid: false, zeroline: false, automargin: true, title: { text, standoff: 8 },
+    ...(show ? { ...nameTicks(data.confusion.names), tickfont: { size: 10 } } : { showticklabels: false, ticks: "" }) });
   draw(id, [{
-    type: "heatmap", z: values, x: data.confusion.names, y: data.confusion.names, zmin: 0, zmax: 100,
+    type: "heatmap", z: values, zmin: 0, zmax: 100, text: names.map((truth) => names.map((other) => `${truth} taken for ${other}`)),
     colorscale: [[0, color("page")], [1, color(id.endsWith("after") ? "after" : "before")]],
-    hovertemplate: "%{y} taken for %{x}: %{z} %<extra></extra>", colorbar: { title: { text: "%" }, thickness: 10 },
+    hovertemplate: "%{text}: %{z} %<extra></extra>", colorbar: { title: { text: "%" }, thickness: 10 },
   }], {
-    title: { text: title, font: { size: 13 } }, hovermode: "closest", margin: { l: crowded ? 30 : 84, r: 10, t: 40, b: crowded ? 30 : 84 },
-    xaxis: { type: "category", showticklabels: !crowded, tickangle: -40, title: { text: crowded ? "taken for, head → tail" : "" } },
-    yaxis: { type: "category", showticklabels: !crowded, autorange: "reversed", title: { text: crowded ? "true class, head → tail" : "" } },
+    title: { text: title, font: { size: 13 } }, hovermode: "closest", margin: { l: 30, r: 10, t: 40, b: 30 },
+    xaxis: { ...axis("taken for, head → tail", named && fits), autotickangles: [0, -90] },
+    yaxis: { ...axis("true class, head → tail", named), autorange: "reversed" },
   });
 }
 
@@ -137,20 +151,21 @@ function drawReliability(id, state) {
 function drawPoint() {
   const place = Number(byId("gamma").value);
   const point = data.points[place];
+  const choosing = point.validation && data.split !== "validation";
   byId("gamma-value").textContent = point.gamma.toFixed(1);
   byId("command").textContent = `${data.command} --options gamma ${point.gamma}`;
   const cards = ["balanced", "many", "medium", "few"].map((name) =>
     card(`${SCORES[name]} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
-  if (point.validation) cards.unshift(card("overall (validation)", shown(point.validation.balanced), "choose by this"));
+  if (choosing) cards.unshift(card("overall (validation)", shown(point.validation.balanced), "choose by this"));
   byId("point-cards").replaceChildren(...cards);
   const bars = { type: "bar", x: places, y: point.accuracy, name: `gamma ${point.gamma}`, marker: { color: color("after"), opacity: 0.75 },
-    text: classes.names, textposition: "none", hovertemplate: "%{text}: %{y} %<extra></extra>" };
+    text: fullNames, textposition: "none", hovertemplate: "%{text}: %{y} %<extra></extra>" };
   const now = crowded ? curve(point.accuracy, "after", `gamma ${point.gamma}`) : [bars];
   draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis(), yaxis: { range: [0, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
   const gammas = data.points.map((p) => p.gamma);
   const line = (name, shade) => ({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.scores[name]), name: SCORES[name], line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
   const lines = [line("balanced", "after"), line("many", "before"), line("medium", "other"), line("few", "good")];
-  if (point.validation) {
+  if (choosing) {
     lines.push({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.validation.balanced), name: "overall (validation)", line: { color: color("after"), dash: "dot" } });
   }
   draw("trade-off", lines.filter((trace) => trace.y.some((value) => value !== null)), {
@@ -190,15 +205,18 @@ function drawWorst() {
     const made = element("div", undefined, { class: "pair" });
     const text = element("div");
     text.append(element("strong", item.truth), " taken for ", element("strong", item.taken_for));
-    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: item.after < item.before ? "note good" : "note bad" });
+    const mood = item.after < item.before ? "good" : item.after > item.before ? "bad" : "";
+    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: `note ${mood}` });
     made.append(text, note, ...item.pictures.map((source) => element("img", undefined, { src: source, alt: `${item.truth} taken for ${item.taken_for}` })));
     return made;
   });
   byId("worst").replaceChildren(...pairs);
 }
 
+const SHOTS = ["few", "medium", "many"];
+// Title, value and, where it is not the value, what to sort by.
 const COLUMNS = [
-  ["class", (p) => classes.names[p]], ["training images", (p) => classes.counts[p]], ["shots", (p) => classes.shots[p]],
+  ["class", (p) => classes.names[p]], ["training images", (p) => classes.counts[p]], ["shots", (p) => classes.shots[p], (p) => SHOTS.indexOf(classes.shots[p])],
   ["before", (p) => before.accuracy[p]], ["after", (p) => after.accuracy[p]], ["change", (p) => data.changes.value[p]],
   ["F1 before", (p) => before.f1[p]], ["F1 after", (p) => after.f1[p]],
 ];
@@ -208,7 +226,7 @@ function drawClasses() {
   const table = byId("classes");
   const words = byId("filter").value.trim().toLowerCase();
   const kept = places.filter((p) => !words || classes.names[p].toLowerCase().includes(words) || classes.shots[p] === words);
-  const value = COLUMNS[sorting.column][1];
+  const [, shownValue, value = shownValue] = COLUMNS[sorting.column];
   const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : (a ?? -Infinity) - (b ?? -Infinity));
   kept.sort((a, b) => (sorting.down ? -1 : 1) * compare(value(a), value(b)));
   const head = element("tr");
@@ -238,8 +256,8 @@ function drawClasses() {
   byId("shown").textContent = kept.length === places.length ? `${places.length} classes` : `${kept.length} of ${places.length} classes`;
 }
 
-function drawAll() {
-  drawCards(); drawMeans(); drawChanges(); drawPoint(); drawMethods(); drawWorst(); drawClasses();
+function drawCharts() {
+  drawMeans(); drawChanges(); drawPoint();
   perClass("accuracy", "accuracy", `accuracy, ${data.split} images (%)`, [before, after]);
   perClass("f1", "f1", `F1, ${data.split} images (%)`, [before, after]);
   drawConfusion("confusion-before", "before", data.confusion.before);
@@ -248,9 +266,21 @@ function drawAll() {
   drawReliability("reliability-after", after);
 }
 
+if (named) document.documentElement.style.setProperty("--longest", Math.min(Math.max(...classes.names.map((name) => name.length)), 18));
 byId("gamma").max = data.points.length - 1;
 byId("gamma").value = Math.max(data.points.findIndex((point) => point.gamma === 1.2), 0);
 byId("gamma").addEventListener("input", drawPoint);
 byId("filter").addEventListener("input", drawClasses);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-drawAll();
+// Paper is white and narrow, whatever the screen is.
+for (const [moment, printing] of [["beforeprint", true], ["afterprint", false]]) {
+  addEventListener(moment, () => { document.documentElement.classList.toggle("paper", printing); drawCharts(); });
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+let width = innerWidth, waiting;
+addEventListener("resize", () => {
+  if (width === innerWidth) return;
+  width = innerWidth;
+  clearTimeout(waiting);
+  waiting = setTimeout(drawCharts, 100);
+});
+drawCards(); drawMethods(); drawWorst(); drawClasses(); drawCharts();

@@ -1,0 +1,72 @@
+"""How figures look: colours, type, and class names that fit and are read as they are written."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.font_manager import get_font_names
+
+BEFORE, AFTER, OTHER, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#d9dde3"
+# Asked in turn for the letters that the first does not have.
+ASIAN = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+    "Droid Sans Fallback",
+)
+STYLE: dict[Any, Any] = {
+    # Only installed ones: matplotlib complains about every other.
+    "font.family": ["sans-serif", *sorted({*ASIAN} & {*get_font_names()}, key=ASIAN.index)],
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+    "svg.hashsalt": "longtail",
+    "svg.fonttype": "none",
+}
+LONGEST = 18
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Our style while figures are made and written."""
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        # Where no installed font has a letter there is a box to see; a line for each says no more.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        yield
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib does not take for mathematics.
+
+    >>> plain("$x$")
+    '\\\\$x\\\\$'
+    """
+    return text.replace("$", r"\$")
+
+
+def short(name: str) -> str:
+    """A class name for a figure: whole if it fits, else its beginning.
+
+    >>> short("goldfish"), short("soft-coated wheaten terrier")
+    ('goldfish', 'soft-coated wheat…')
+    """
+    return plain(name if len(name) <= LONGEST else name[: LONGEST - 1] + "…")
+
+
+def slant(names: list[str], degrees: float) -> dict[str, Any]:
+    """Options of tick labels: slanted, unless the names are short enough to stand side by side."""
+    return {} if max(map(len, names)) < 3 else {"rotation": degrees, "ha": "right", "rotation_mode": "anchor"}
