@@ -14,7 +14,7 @@ import torch
 
 from longtail.tensors import read_tensors
 
-from .conftest import surroundings, torchrun_command
+from .conftest import free_port, surroundings, torchrun_command
 
 TRAIN = ["-m", "longtail", "train", "digits-lt", "--epochs", "40", "--evaluate-every", "1", "--checkpoint-every", "1"]
 TRAIN += ["--device", "cpu", "--quiet"]
@@ -61,6 +61,25 @@ def test_a_killed_worker_is_started_again_and_nothing_is_lost(undisturbed, tmp_p
     assert "Signal 9" in printed or "exitcode: -9" in printed
     assert same(folder, undisturbed)
     assert (folder / "metrics.jsonl").read_text().count("\n") == (undisturbed / "metrics.jsonl").read_text().count("\n")
+
+
+def test_a_killed_worker_of_one_of_two_agents(undisturbed, tmp_path):
+    """Only the agent that lost its worker counts a restart; the processes of both meet anew all the same."""
+    folder = tmp_path / "run"
+    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3"]
+    start += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=agents"]
+    command = [*start, *TRAIN, "--out", str(folder)]
+    agents = [subprocess.Popen(command, env=surroundings(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        wait_for(folder / "checkpoint.safetensors", agents[0])
+        os.kill(workers_of(agents[0].pid)[0], signal.SIGKILL)
+        printed = [agent.communicate(timeout=120)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(printed)
+    assert "exitcode: -9" in printed[0]
+    assert same(folder, undisturbed)
 
 
 def test_a_restart_does_not_take_over_the_run_of_another_launch(undisturbed, monkeypatch):

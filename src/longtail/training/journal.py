@@ -65,7 +65,8 @@ class Journal:
 
     def _restarted(self) -> bool:
         """Whether torchrun starts the processes of this very run again, after it lost one."""
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        # The count is that of an agent: one that starts its processes again because another did so keeps its own.
+        if not any(self.world.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")):
             return False
         started_by = Run.open(self.folder).details.get("started_by")
         return bool(self.world.gather(started_by == launch_id())[0])
