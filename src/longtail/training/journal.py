@@ -84,7 +84,7 @@ class Journal:
                 f"{checkpoint} was written by {header['processes']} processes, there are {self.world.size} now; "
                 "a run goes on with the number it began with"
             )
-        self.loss_sum.fill_(header["loss_sum"])
+        self.loss_sum.fill_(header["loss_sums"][self.world.rank])
         self.loss_steps = header["loss_steps"]
         self.world.barrier()
         if self.world.is_main:
@@ -149,7 +149,7 @@ class Journal:
         """Write the checkpoint."""
         header = {
             "processes": self.world.size,
-            "loss_sum": float(self.loss_sum),
+            "loss_sums": self.world.gather(float(self.loss_sum)),
             "loss_steps": self.loss_steps,
         }
         if self.world.is_main:
