@@ -159,6 +159,16 @@ def _connect(rank: int, size: int) -> Any:
     return store
 
 
+def launch_id() -> str | None:
+    """What stays the same when torchrun starts its processes again, and no other launch has; None without torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return f"{platform.node()}:{os.getppid()}"  # no store outlives the processes: the agent itself
+    store = _connect(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return str(store.compare_set("longtail/launch", "", uuid.uuid4().hex).decode())
+
+
 def _not_together(size: int, more: str) -> str:
     return f"not all of {size} processes came together within {int(JOINING.total_seconds())} s: {more}"
 

@@ -53,7 +53,7 @@ def workers_of(agent: int) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(torchrun, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("elastic") / "whole"
-    torchrun(*TRAIN, "--out", folder)
+    torchrun("--rdzv-id=digits", *TRAIN, "--out", folder)
     return folder
 
 
@@ -101,6 +101,31 @@ def test_a_restart_does_not_take_over_the_run_of_another_launch(undisturbed, mon
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     with pytest.raises(UserError, match="holds a run already"):
         longtail.train(replace(Run.open(undisturbed).config), undisturbed)
+
+
+def test_a_launch_of_the_same_name_does_not_take_over_a_run(undisturbed, torchrun):
+    before = {path: path.read_bytes() for path in undisturbed.iterdir()}
+    done = torchrun("--rdzv-id=digits", "--max-restarts=1", *TRAIN, "--out", undisturbed, expect=1)
+    assert done.stderr.count("holds a run already; go on with --resume") == 2
+    assert {path: path.read_bytes() for path in undisturbed.iterdir()} == before
+
+
+IDENTITY = """
+import sys
+from longtail.meeting import launch_id
+sys.stderr.write(f"launch={launch_id()}=\\n")
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("mode", [["--standalone"], ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]])
+def test_a_launch_keeps_its_identity_over_restarts(torchrun, tmp_path, mode):
+    (tmp_path / "identity.py").write_text(IDENTITY)
+    done = torchrun(*mode, "--max-restarts=1", tmp_path / "identity.py", expect=1)
+    seen = [line.split("=")[1] for line in done.stderr.splitlines() if line.startswith("launch=")]
+    assert len(seen) >= 2  # a process may be stopped before it says so
+    assert len({*seen}) == 1
+    assert "None" not in seen
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import signal
 import threading
 from pathlib import Path
@@ -19,6 +18,7 @@ from longtail.config import TrainConfig, differences
 from longtail.data.images import Splits
 from longtail.errors import UserError
 from longtail.files import write_text
+from longtail.meeting import launch_id
 from longtail.metrics import SHOTS, Metrics
 from longtail.runs import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
 from longtail.tensors import write_tensors
@@ -170,12 +170,6 @@ def _open_tensorboard(folder: Path) -> Any:
     except ImportError as error:
         raise UserError("--tensorboard needs the extra: pip install 'longtail[tensorboard]'") from error
     return SummaryWriter(str(folder))
-
-
-def launch_id() -> str | None:
-    """What stays the same when torchrun starts its processes again; None without torchrun."""
-    given = os.environ.get("TORCHELASTIC_RUN_ID")
-    return f"{platform.node()}:{os.getppid()}" if given == "none" else given
 
 
 class StopRequest:
