@@ -83,7 +83,8 @@ def test_a_killed_worker_of_one_of_two_agents(undisturbed, tmp_path):
         printed = [agent.communicate(timeout=120)[1] for agent in agents]
     finally:
         for agent in agents:
-            agent.kill()
+            agent.terminate()  # which ends its workers too
+            agent.wait(30)
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(printed)
     assert "exitcode: -9" in printed[0]
     assert same(folder, undisturbed)

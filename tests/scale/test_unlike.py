@@ -135,6 +135,28 @@ def test_a_process_that_never_comes(by_hand, tmp_path):
     assert "not all of 2 processes came together within 3 s" in one_reason(ended)
 
 
+LATE = """
+import os, sys, time
+from longtail.cli import main
+time.sleep(60 if os.environ["RANK"] == "1" else 0)
+began = time.monotonic()
+code = main(["evaluate", "runs/digits"])
+print(code, time.monotonic() - began, flush=True)
+sys.exit(code)
+"""
+
+
+def test_a_process_that_never_comes_under_torchrun(torchrun, tmp_path):
+    """There the store is that of the agent, which answers without the missing process."""
+    (tmp_path / "late.py").write_text(LATE)
+    done = torchrun(tmp_path / "late.py", expect=1, LONGTAIL_JOIN_TIMEOUT="3")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("longtail: ")]
+    assert lines == ["longtail: not all of 2 processes came together within 3 s: process 1 is missing"]
+    code, seconds = done.stdout.split()
+    assert code == "2"
+    assert float(seconds) < 10  # the import of torch is in it, and no waiting for what nobody will say
+
+
 def test_a_killed_process_is_missed(by_hand, tmp_path):
     """Without torchrun nobody starts it again: the other stops, and says that it was left."""
     script = "import os, signal; from longtail.world import join\nwith join('cpu') as world:\n    "
