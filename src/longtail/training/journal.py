@@ -17,7 +17,7 @@ from torch import Tensor
 from longtail.config import TrainConfig, differences
 from longtail.data.images import Splits
 from longtail.errors import UserError
-from longtail.files import write_text
+from longtail.files import remove_unfinished, write_text
 from longtail.meeting import launch_id
 from longtail.metrics import SHOTS, Metrics
 from longtail.runs import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
@@ -59,6 +59,9 @@ class Journal:
             raise UserError(f"nothing to resume in {self.folder}: it holds no run")
         if exists:
             self._restore(state)
+        if self.world.is_main and exists:
+            for name in (CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
+                remove_unfinished(self.folder / name)
         if self.world.is_main and not exists:
             Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
