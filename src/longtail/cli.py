@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import longtail
+from longtail.environment import number_of
 from longtail.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USER_ERROR, ToldError, UserError, choose
 
 # Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
@@ -73,7 +74,7 @@ def _dispatch(words: list[str]) -> int:
         print(f"longtail {longtail.__version__}")
         return 0
     name = choose("command", words[0], COMMANDS)
-    if name not in TOGETHER and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if name not in TOGETHER and number_of("WORLD_SIZE", 1) > 1:
         raise UserError(f"longtail {name} is one process; under torchrun run one of: {', '.join(TOGETHER)}")
     module = importlib.import_module(f"longtail.commands.{name}")
     return int(module.main(words[1:]) or 0)

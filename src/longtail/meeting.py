@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
+from longtail.environment import number_of
 from longtail.errors import ToldError, UserError
 
-JOINING = timedelta(seconds=int(os.environ.get("LONGTAIL_JOIN_TIMEOUT", "50")))
+JOINING_SECONDS = 50  # how long a process waits for the others to come
 REASON_SECONDS = 5.0  # how long a process whose neighbour is gone waits for the reason
 LEAVING_SECONDS = 10.0  # how long the process that hosts the store waits for the others to leave
 SILENT_SECONDS = 2.0  # a process that says nothing ends later than the one that speaks
@@ -51,7 +52,7 @@ class Meeting:
         self.store: Any = dist.PrefixStore(name, self._lobby)  # type: ignore[attr-defined]
 
     def _find_name(self, mark: str) -> str:
-        deadline = time.monotonic() + JOINING.total_seconds()
+        deadline = time.monotonic() + _joining_seconds()
         try:
             while time.monotonic() < deadline:
                 if self._lobby.check(["list"]) and mark in (listed := json.loads(self._lobby.get("list"))):
@@ -67,7 +68,7 @@ class Meeting:
         if self.rank == 0:
             self.store.set("verdict", self._gather() or self._compare() or "alike")
         # Process 0 began to wait before this one was on its list, so its verdict comes first.
-        verdict = self._wait_for("verdict", JOINING.total_seconds() + REASON_SECONDS)
+        verdict = self._wait_for("verdict", _joining_seconds() + REASON_SECONDS)
         if verdict is None:
             raise UserError(_not_together(self.size, "process 0 is missing"))
         if verdict != "alike":
@@ -75,7 +76,7 @@ class Meeting:
 
     def _gather(self) -> str | None:
         """Keep the list until all have come to this meeting; what to say if some do not."""
-        deadline = time.monotonic() + JOINING.total_seconds()
+        deadline = time.monotonic() + _joining_seconds()
         while True:
             here = [f"here{rank}" for rank in range(self.size) if self._lobby.check([f"here{rank}"])]
             self._lobby.set("list", json.dumps([self._lobby.get(key).decode() for key in here]))
@@ -150,8 +151,9 @@ class Meeting:
 @cache
 def _connect(rank: int, size: int) -> Any:
     """The store, kept for as long as the process lives: others may still read from it."""
+    patience = timedelta(seconds=_joining_seconds())
     try:
-        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=JOINING)))
+        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=patience)))
     except ValueError as error:
         raise UserError(f"WORLD_SIZE says {size} processes, but {error}; start them with torchrun") from error
     except RuntimeError as error:
@@ -169,8 +171,12 @@ def launch_id() -> str | None:
     return str(store.compare_set("longtail/launch", "", uuid.uuid4().hex).decode())
 
 
+def _joining_seconds() -> int:
+    return number_of("LONGTAIL_JOIN_TIMEOUT", JOINING_SECONDS)
+
+
 def _not_together(size: int, more: str) -> str:
-    return f"not all of {size} processes came together within {int(JOINING.total_seconds())} s: {more}"
+    return f"not all of {size} processes came together within {_joining_seconds()} s: {more}"
 
 
 def _from_a_lost_neighbour(error: Exception) -> bool:

@@ -16,14 +16,10 @@ import tyro
 
 from longtail.commands.words import require_known
 from longtail.display import Display
+from longtail.environment import is_main_process
 from longtail.errors import EXIT_CODES, UserError
 
 T = TypeVar("T")
-
-
-def is_main_process() -> bool:
-    """Whether this process prints: of those that torchrun starts only the first."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass(frozen=True, kw_only=True)
