@@ -15,6 +15,11 @@ def number_of(name: str, default: int, *, at_least: int = 1) -> int:
     return int(text)
 
 
+def has_agent_store() -> bool:
+    """Whether torchrun, which outlives this process, keeps a store for it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def is_main_process() -> bool:
     """Whether this process prints: of those that work together only the first."""
     return number_of("WORLD_SIZE", 1) == 1 or os.environ.get("RANK", "0") == "0"

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
-from longtail.environment import number_of
+from longtail.environment import has_agent_store, number_of
 from longtail.errors import ToldError, UserError
 
 JOINING_SECONDS = 50  # how long a process waits for the others to come
@@ -165,10 +165,25 @@ def launch_id() -> str | None:
     """What stays the same when torchrun starts its processes again, and no other launch has; None without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if not has_agent_store():
         return f"{platform.node()}:{os.getppid()}"  # no store outlives the processes: the agent itself
-    store = _connect(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    return str(store.compare_set("longtail/launch", "", uuid.uuid4().hex).decode())
+    return str(_agent_store().compare_set("longtail/launch", "", uuid.uuid4().hex).decode())
+
+
+def first_to_say(text: str) -> bool:
+    """Whether no other process has said this since torchrun started them; who comes later waits a little."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    try:
+        first = _agent_store().add(f"longtail/said/{attempt}/{text}", 1) == 1
+    except (RuntimeError, ValueError):
+        return True  # the store cannot be reached: better twice than never
+    if not first:
+        time.sleep(SILENT_SECONDS)
+    return bool(first)
+
+
+def _agent_store() -> Any:
+    return _connect(number_of("RANK", 0, at_least=0), number_of("WORLD_SIZE", 1))
 
 
 def _joining_seconds() -> int:

@@ -182,6 +182,45 @@ def test_started_without_a_meeting_place(monkeypatch):
         pass
 
 
+SPEAKING = """
+import os, sys, warnings
+import longtail.commands.evaluate as command
+from longtail.cli import main
+
+def call(*words):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+
+call("--help")
+call("train", "--help")
+call("--version")
+call("train", "digits-lt", "--epoch", "3")
+call("compare", "digits-lt")
+if os.environ["RANK"] == "1":
+    call("trian")
+command.main = lambda words: warnings.warn("this is odd")
+call("evaluate")
+"""
+
+
+def test_what_goes_wrong_everywhere_is_said_once(torchrun, tmp_path):
+    """Also before the processes meet; what goes wrong in one alone is said by that one."""
+    (tmp_path / "speaking.py").write_text(SPEAKING)
+    done = torchrun(tmp_path / "speaking.py")
+    assert done.stdout.count("usage: longtail COMMAND") == 1
+    assert done.stdout.count("usage: longtail train") == 1
+    assert done.stdout.count(f"longtail {longtail.__version__}\n") == 1
+    said = [line.split(";")[0] for line in done.stderr.splitlines() if line.startswith("longtail: ")]
+    assert sorted(said) == [
+        "longtail: longtail compare is one process",
+        "longtail: unknown command 'trian' (did you mean 'train'?)",
+        "longtail: unknown option --epoch (did you mean --epochs?)",
+        "longtail: warning: this is odd",
+    ]
+
+
 def test_commands_of_one_process_refuse_more(monkeypatch, capsys):
     from longtail.cli import main
 
