@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        _print_error("interrupted")
+        if is_main_process():
+            _print_error("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`longtail … | head`): not our mistake.
@@ -102,7 +103,7 @@ def _warn(message: Warning | str, *where: object, **more: object) -> None:
 def _complain(message: str) -> None:
     """Print an error, unless another process that torchrun started has said the same."""
     if has_agent_store() and os.environ.get("WORLD_SIZE") != "1":
-        from longtail.meeting import first_to_say
+        from longtail.store import first_to_say
 
         if not first_to_say(message):
             return

@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import time
 import uuid
-from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
-from longtail.environment import has_agent_store, number_of
 from longtail.errors import ToldError, UserError
+from longtail.store import POLL_SECONDS, SILENT_SECONDS, connect, joining_seconds, not_together
 
-JOINING_SECONDS = 50  # how long a process waits for the others to come
 REASON_SECONDS = 5.0  # how long a process whose neighbour is gone waits for the reason
 LEAVING_SECONDS = 10.0  # how long the process that hosts the store waits for the others to leave
-SILENT_SECONDS = 2.0  # a process that says nothing ends later than the one that speaks
-POLL_SECONDS = 0.05
 
 
 class Meeting:
@@ -45,14 +38,14 @@ class Meeting:
         self.rank = rank
         self.size = size
         self.expected = size  # how many will leave in the end
-        self._lobby = dist.PrefixStore("longtail", _connect(rank, size))  # type: ignore[attr-defined]
+        self._lobby = dist.PrefixStore("longtail", connect(rank, size))  # type: ignore[attr-defined]
         mark = uuid.uuid4().hex
         self._lobby.set(f"here{rank}", mark)
         name = mark if rank == 0 else self._find_name(mark)
         self.store: Any = dist.PrefixStore(name, self._lobby)  # type: ignore[attr-defined]
 
     def _find_name(self, mark: str) -> str:
-        deadline = time.monotonic() + _joining_seconds()
+        deadline = time.monotonic() + joining_seconds()
         try:
             while time.monotonic() < deadline:
                 if self._lobby.check(["list"]) and mark in (listed := json.loads(self._lobby.get("list"))):
@@ -60,7 +53,7 @@ class Meeting:
                 time.sleep(POLL_SECONDS)
         except RuntimeError:
             pass  # the store is gone, and with it process 0
-        raise UserError(_not_together(self.size, f"process 0 is missing, says process {self.rank}"))
+        raise UserError(not_together(self.size, f"process 0 is missing, says process {self.rank}"))
 
     def require_alike(self, own: dict[str, str]) -> None:
         """An error on all processes unless each gives the same; an entry "error" is one by itself."""
@@ -68,15 +61,15 @@ class Meeting:
         if self.rank == 0:
             self.store.set("verdict", self._gather() or self._compare() or "alike")
         # Process 0 began to wait before this one was on its list, so its verdict comes first.
-        verdict = self._wait_for("verdict", _joining_seconds() + REASON_SECONDS)
+        verdict = self._wait_for("verdict", joining_seconds() + REASON_SECONDS)
         if verdict is None:
-            raise UserError(_not_together(self.size, "process 0 is missing"))
+            raise UserError(not_together(self.size, "process 0 is missing"))
         if verdict != "alike":
             raise UserError(verdict) if self.rank == 0 else ToldError(verdict)
 
     def _gather(self) -> str | None:
         """Keep the list until all have come to this meeting; what to say if some do not."""
-        deadline = time.monotonic() + _joining_seconds()
+        deadline = time.monotonic() + joining_seconds()
         while True:
             here = [f"here{rank}" for rank in range(self.size) if self._lobby.check([f"here{rank}"])]
             self._lobby.set("list", json.dumps([self._lobby.get(key).decode() for key in here]))
@@ -85,7 +78,7 @@ class Meeting:
                 return None
             if time.monotonic() > deadline:
                 self.expected -= len(missing)
-                return _not_together(self.size, f"process {missing[0]} is missing")
+                return not_together(self.size, f"process {missing[0]} is missing")
             time.sleep(POLL_SECONDS)
 
     def _compare(self) -> str | None:
@@ -146,52 +139,6 @@ class Meeting:
                 return None
             time.sleep(POLL_SECONDS)
         return self.store.get(key).decode()
-
-
-@cache
-def _connect(rank: int, size: int) -> Any:
-    """The store, kept for as long as the process lives: others may still read from it."""
-    patience = timedelta(seconds=_joining_seconds())
-    try:
-        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=patience)))
-    except ValueError as error:
-        raise UserError(f"WORLD_SIZE says {size} processes, but {error}; start them with torchrun") from error
-    except RuntimeError as error:
-        raise UserError(_not_together(size, f"says process {rank}")) from error
-    return store
-
-
-def launch_id() -> str | None:
-    """What stays the same when torchrun starts its processes again, and no other launch has; None without torchrun."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
-    if not has_agent_store():
-        return f"{platform.node()}:{os.getppid()}"  # no store outlives the processes: the agent itself
-    return str(_agent_store().compare_set("longtail/launch", "", uuid.uuid4().hex).decode())
-
-
-def first_to_say(text: str) -> bool:
-    """Whether no other process has said this since torchrun started them; who comes later waits a little."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    try:
-        first = _agent_store().add(f"longtail/said/{attempt}/{text}", 1) == 1
-    except (RuntimeError, ValueError):
-        return True  # the store cannot be reached: better twice than never
-    if not first:
-        time.sleep(SILENT_SECONDS)
-    return bool(first)
-
-
-def _agent_store() -> Any:
-    return _connect(number_of("RANK", 0, at_least=0), number_of("WORLD_SIZE", 1))
-
-
-def _joining_seconds() -> int:
-    return number_of("LONGTAIL_JOIN_TIMEOUT", JOINING_SECONDS)
-
-
-def _not_together(size: int, more: str) -> str:
-    return f"not all of {size} processes came together within {_joining_seconds()} s: {more}"
 
 
 def _from_a_lost_neighbour(error: Exception) -> bool:

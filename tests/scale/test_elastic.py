@@ -113,7 +113,7 @@ def test_a_launch_of_the_same_name_does_not_take_over_a_run(undisturbed, torchru
 
 IDENTITY = """
 import sys
-from longtail.meeting import launch_id
+from longtail.store import launch_id
 sys.stderr.write(f"launch={launch_id()}=\\n")
 sys.exit(1)
 """

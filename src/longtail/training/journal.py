@@ -18,9 +18,9 @@ from longtail.config import TrainConfig, differences
 from longtail.data.images import Splits
 from longtail.errors import UserError
 from longtail.files import remove_unfinished, write_text
-from longtail.meeting import launch_id
 from longtail.metrics import SHOTS, Metrics
 from longtail.runs import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
+from longtail.store import launch_id
 from longtail.tensors import write_tensors
 from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from longtail.training.plan import Plan
