@@ -84,6 +84,38 @@ def test_mistakes_are_one_line_and_exit_code_two(capsys, tmp_path, words, messag
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORLD_SIZE", "abc"),
+        ("WORLD_SIZE", "0"),
+        ("LOCAL_RANK", "x"),
+        ("LONGTAIL_TIMEOUT", "x"),
+        ("LONGTAIL_JOIN_TIMEOUT", "1.5"),
+    ],
+)
+def test_an_environment_that_cannot_be_read_is_named(capsys, monkeypatch, tmp_path, name, value):
+    for known, usual in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(known, usual)
+    monkeypatch.setenv(name, value)
+    code, out, error = run(capsys, "evaluate", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert error.startswith(f"longtail: {name} is '{value}' in the environment; unset it or give a whole number from ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", [None, "", "1"])
+def test_a_rank_that_another_launcher_left_does_not_silence_one_process(capsys, monkeypatch, size):
+    monkeypatch.setenv("RANK", "1")
+    if size is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    code, out, _ = run(capsys, "methods", "--json")
+    assert code == 0
+    assert json.loads(out)
+
+
 def test_unknown_option_is_exit_code_two(capsys, tmp_path):
     code, _, error = run(capsys, "train", "digits-lt", "--out", str(tmp_path), "--epoch", "3")
     assert code == 2

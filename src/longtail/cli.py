@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import longtail
+from longtail.environment import has_agent_store, is_main_process, number_of
 from longtail.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USER_ERROR, ToldError, UserError, choose
 
 # Command → what it does, in one line. `longtail.commands.<command>` has a function `main(arguments)`.
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        _complain("interrupted")
+        if is_main_process():
+            _print_error("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`longtail … | head`): not our mistake.
@@ -67,13 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        _print_help()
+        if is_main_process():
+            _print_help()
         return 0
     if words[0] in ("-V", "--version"):
-        print(f"longtail {longtail.__version__}")
+        if is_main_process():
+            print(f"longtail {longtail.__version__}")
         return 0
     name = choose("command", words[0], COMMANDS)
-    if name not in TOGETHER and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if name not in TOGETHER and number_of("WORLD_SIZE", 1) > 1:
         raise UserError(f"longtail {name} is one process; under torchrun run one of: {', '.join(TOGETHER)}")
     module = importlib.import_module(f"longtail.commands.{name}")
     return int(module.main(words[1:]) or 0)
@@ -92,10 +96,21 @@ def _print_help() -> None:
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
     """A warning as one line, without the place in the code that it comes from."""
-    _complain(f"warning: {message}")
+    if is_main_process():
+        _print_error(f"warning: {message}")
 
 
 def _complain(message: str) -> None:
+    """Print an error, unless another process that torchrun started has said the same."""
+    if has_agent_store() and os.environ.get("WORLD_SIZE") != "1":
+        from longtail.store import first_to_say
+
+        if not first_to_say(message):
+            return
+    _print_error(message)
+
+
+def _print_error(message: str) -> None:
     """One line, even where a message from a library was quoted."""
     line = " ".join(message.split())
     Console(stderr=True, highlight=False).print(f"longtail: {line}", markup=False, soft_wrap=True)

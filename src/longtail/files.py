@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Drop the temporary files of writers of `path` that were killed; nobody may be writing it now."""
+    for left in path.parent.glob(f".{escape(path.name)}.*.part"):
+        left.unlink(missing_ok=True)
 
 
 def _umask() -> int:

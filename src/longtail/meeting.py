@@ -9,51 +9,77 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
+import re
 import time
-from datetime import timedelta
-from functools import cache
+import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
 from longtail.errors import ToldError, UserError
+from longtail.store import POLL_SECONDS, SILENT_SECONDS, connect, joining_seconds, not_together
 
-JOINING = timedelta(seconds=int(os.environ.get("LONGTAIL_JOIN_TIMEOUT", "50")))
 REASON_SECONDS = 5.0  # how long a process whose neighbour is gone waits for the reason
 LEAVING_SECONDS = 10.0  # how long the process that hosts the store waits for the others to leave
-SILENT_SECONDS = 2.0  # a process that says nothing ends later than the one that speaks
-POLL_SECONDS = 0.05
-
-_joined = 0
 
 
 class Meeting:
-    """One joining of `size` processes; each may join several times, one after another."""
+    """One joining of `size` processes; each may join several times, one after another.
+
+    The store of torchrun outlives the processes, so every joining has keys of its own, under a name
+    that process 0 makes up. Each process signs in with a fresh mark; process 0 keeps a list of the
+    marks there are, headed by its own, and who finds itself in the list knows the name.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
-        global _joined
-        _joined += 1
         self.rank = rank
         self.size = size
-        # Every joining has keys of its own: old ones stay in the store.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.store: Any = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"longtail/{attempt}/{_joined}", _connect(rank, size)
-        )
+        self.expected = size  # how many will leave in the end
+        self._lobby = dist.PrefixStore("longtail", connect(rank, size))  # type: ignore[attr-defined]
+        mark = uuid.uuid4().hex
+        self._lobby.set(f"here{rank}", mark)
+        name = mark if rank == 0 else self._find_name(mark)
+        self.store: Any = dist.PrefixStore(name, self._lobby)  # type: ignore[attr-defined]
+
+    def _find_name(self, mark: str) -> str:
+        deadline = time.monotonic() + joining_seconds()
+        try:
+            while time.monotonic() < deadline:
+                if self._lobby.check(["list"]) and mark in (listed := json.loads(self._lobby.get("list"))):
+                    return str(listed[0])
+                time.sleep(POLL_SECONDS)
+        except RuntimeError:
+            pass  # the store is gone, and with it process 0
+        raise UserError(not_together(self.size, f"process 0 is missing, says process {self.rank}"))
 
     def require_alike(self, own: dict[str, str]) -> None:
         """An error on all processes unless each gives the same; an entry "error" is one by itself."""
         self.store.set(f"process{self.rank}", json.dumps(own))
         if self.rank == 0:
-            self.store.set("verdict", self._compare() or "alike")
-        verdict = self.store.get("verdict").decode()
+            self.store.set("verdict", self._gather() or self._compare() or "alike")
+        # Process 0 began to wait before this one was on its list, so its verdict comes first.
+        verdict = self._wait_for("verdict", joining_seconds() + REASON_SECONDS)
+        if verdict is None:
+            raise UserError(not_together(self.size, "process 0 is missing"))
         if verdict != "alike":
             raise UserError(verdict) if self.rank == 0 else ToldError(verdict)
+
+    def _gather(self) -> str | None:
+        """Keep the list until all have come to this meeting; what to say if some do not."""
+        deadline = time.monotonic() + joining_seconds()
+        while True:
+            here = [f"here{rank}" for rank in range(self.size) if self._lobby.check([f"here{rank}"])]
+            self._lobby.set("list", json.dumps([self._lobby.get(key).decode() for key in here]))
+            missing = [rank for rank in range(self.size) if not self.store.check([f"process{rank}"])]
+            if not missing:
+                return None
+            if time.monotonic() > deadline:
+                self.expected -= len(missing)
+                return not_together(self.size, f"process {missing[0]} is missing")
+            time.sleep(POLL_SECONDS)
 
     def _compare(self) -> str | None:
         given = [json.loads(self.store.get(f"process{rank}")) for rank in range(self.size)]
@@ -87,7 +113,7 @@ class Meeting:
             if self.store.add("failures", 1) == 1:
                 self.store.set("reason", f"{type(error).__name__}: {error} (process {self.rank})")
             return error
-        text = str(error) if str(error).startswith("process ") else f"{error} (process {self.rank})"
+        text = str(error) if re.search(r"\bprocess \d", str(error)) else f"{error} (process {self.rank})"
         if self.store.add("failures", 1) > 1:
             return ToldError(text)  # what goes wrong everywhere is said once
         self.store.set("reason", text)
@@ -98,7 +124,7 @@ class Meeting:
         try:
             gone = self.store.add("left", 1)
             deadline = time.monotonic() + LEAVING_SECONDS
-            while self.rank == 0 and gone < self.size and time.monotonic() < deadline:
+            while self.rank == 0 and gone < self.expected and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 gone = self.store.add("left", 0)
         except RuntimeError:
@@ -113,19 +139,6 @@ class Meeting:
                 return None
             time.sleep(POLL_SECONDS)
         return self.store.get(key).decode()
-
-
-@cache
-def _connect(rank: int, size: int) -> Any:
-    """The store, kept for as long as the process lives: others may still read from it."""
-    try:
-        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=JOINING)))
-    except ValueError as error:
-        raise UserError(f"WORLD_SIZE says {size} processes, but {error}; start them with torchrun") from error
-    except RuntimeError as error:
-        seconds = int(JOINING.total_seconds())
-        raise UserError(f"not all of {size} processes came together within {seconds} s (process {rank})") from error
-    return store
 
 
 def _from_a_lost_neighbour(error: Exception) -> bool:

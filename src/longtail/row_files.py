@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from glob import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from longtail.errors import UserError
+from longtail.files import remove_unfinished
 from longtail.mapped import create, read
 from longtail.world import World
 
@@ -60,9 +62,13 @@ def part_path(path: Path, rank: int) -> Path:
 
 
 def remove_parts(path: Path, world: World) -> None:
-    """Drop what an earlier extraction that failed may have left."""
-    for rank in range(world.size if world.is_main else 0):
-        part_path(path, rank).unlink(missing_ok=True)
+    """Drop what an earlier extraction that failed or was killed, of any number of processes, has left."""
+    if not world.is_main:
+        return
+    remove_unfinished(path)
+    parts = f".{escape(path.stem)}.part*.safetensors"
+    for left in (*path.parent.glob(parts), *path.parent.glob(f".{parts}.*.part")):
+        left.unlink(missing_ok=True)
 
 
 def store(values: np.ndarray, place: np.ndarray, name: str) -> None:

@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from longtail.environment import number_of
 from longtail.errors import UserError
 from longtail.meeting import Meeting, code_fingerprint, differing
 
-TIMEOUT = timedelta(seconds=int(os.environ.get("LONGTAIL_TIMEOUT", "1800")))
+TIMEOUT = 1800  # seconds after which an exchange gives up
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,19 @@ def join(device: str = "auto") -> Iterator[World]:
     Where one of them fails, all stop: the error is its reason. A group that the caller has made with
     `torch.distributed` is used as it is.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    size = number_of("WORLD_SIZE", 1)
+    local_rank = number_of("LOCAL_RANK", 0, at_least=0)
     if dist.is_available() and dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size(), find_device(device, local_rank))
         return
     if size == 1:
         yield World(0, 1, find_device(device, local_rank))
         return
-    rank = _own_rank(size)
+    rank, timeout = _own_rank(size), timedelta(seconds=number_of("LONGTAIL_TIMEOUT", TIMEOUT))
     meeting = Meeting(rank, size)
     failure: Exception | None = None
     try:
-        chosen = _meet(meeting, device, local_rank)
+        chosen = _meet(meeting, device, local_rank, timeout)
         yield World(rank, size, chosen)
     except Exception as error:
         failure = meeting.explain(error)
@@ -119,7 +120,7 @@ def _own_rank(size: int) -> int:
     return int(text)
 
 
-def _meet(meeting: Meeting, device: str, local_rank: int) -> torch.device:
+def _meet(meeting: Meeting, device: str, local_rank: int, timeout: timedelta) -> torch.device:
     """Compare notes, then open the group; returns the device of this process."""
     try:
         chosen, own = find_device(device, local_rank), code_fingerprint()
@@ -129,7 +130,7 @@ def _meet(meeting: Meeting, device: str, local_rank: int) -> torch.device:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=meeting.store, rank=meeting.rank, world_size=meeting.size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=meeting.store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
     return chosen
 
 

@@ -1,5 +1,6 @@
 """A lost worker costs the steps since the last checkpoint and nothing else."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,9 +15,9 @@ import torch
 
 from longtail.tensors import read_tensors
 
-from .conftest import surroundings, torchrun_command
+from .conftest import free_port, surroundings, torchrun_command
 
-TRAIN = ["-m", "longtail", "train", "digits-lt", "--epochs", "40", "--evaluate-every", "1", "--checkpoint-every", "1"]
+TRAIN = ["-m", "longtail", "train", "digits-lt", "--epochs", "40", "--evaluate-every", "10", "--checkpoint-every", "1"]
 TRAIN += ["--device", "cpu", "--quiet"]
 
 
@@ -27,6 +28,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def same(first: Path, second: Path) -> bool:
     one, two = weights(first), weights(second)
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    """Step and loss of every record: with checkpoints between them a loss outlives a restart."""
+    entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(entry["step"], entry["loss"]) for entry in entries]
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -46,7 +53,7 @@ def workers_of(agent: int) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(torchrun, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("elastic") / "whole"
-    torchrun(*TRAIN, "--out", folder)
+    torchrun("--rdzv-id=digits", *TRAIN, "--out", folder)
     return folder
 
 
@@ -60,7 +67,27 @@ def test_a_killed_worker_is_started_again_and_nothing_is_lost(undisturbed, tmp_p
     assert process.returncode == 0, printed
     assert "Signal 9" in printed or "exitcode: -9" in printed
     assert same(folder, undisturbed)
-    assert (folder / "metrics.jsonl").read_text().count("\n") == (undisturbed / "metrics.jsonl").read_text().count("\n")
+    assert losses(folder) == losses(undisturbed)
+
+
+def test_a_killed_worker_of_one_of_two_agents(undisturbed, tmp_path):
+    """Only the agent that lost its worker counts a restart; the processes of both meet anew all the same."""
+    folder = tmp_path / "run"
+    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3"]
+    start += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=agents"]
+    command = [*start, *TRAIN, "--out", str(folder)]
+    agents = [subprocess.Popen(command, env=surroundings(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        wait_for(folder / "checkpoint.safetensors", agents[0])
+        os.kill(workers_of(agents[0].pid)[0], signal.SIGKILL)
+        printed = [agent.communicate(timeout=120)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()  # which ends its workers too
+            agent.wait(30)
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(printed)
+    assert "exitcode: -9" in printed[0]
+    assert same(folder, undisturbed)
 
 
 def test_a_restart_does_not_take_over_the_run_of_another_launch(undisturbed, monkeypatch):
@@ -75,6 +102,31 @@ def test_a_restart_does_not_take_over_the_run_of_another_launch(undisturbed, mon
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     with pytest.raises(UserError, match="holds a run already"):
         longtail.train(replace(Run.open(undisturbed).config), undisturbed)
+
+
+def test_a_launch_of_the_same_name_does_not_take_over_a_run(undisturbed, torchrun):
+    before = {path: path.read_bytes() for path in undisturbed.iterdir()}
+    done = torchrun("--rdzv-id=digits", "--max-restarts=1", *TRAIN, "--out", undisturbed, expect=1)
+    assert done.stderr.count("holds a run already; go on with --resume") == 2
+    assert {path: path.read_bytes() for path in undisturbed.iterdir()} == before
+
+
+IDENTITY = """
+import sys
+from longtail.store import launch_id
+sys.stderr.write(f"launch={launch_id()}=\\n")
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("mode", [["--standalone"], ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]])
+def test_a_launch_keeps_its_identity_over_restarts(torchrun, tmp_path, mode):
+    (tmp_path / "identity.py").write_text(IDENTITY)
+    done = torchrun(*mode, "--max-restarts=1", tmp_path / "identity.py", expect=1)
+    seen = [line.split("=")[1] for line in done.stderr.splitlines() if line.startswith("launch=")]
+    assert len(seen) >= 2  # a process may be stopped before it says so
+    assert len({*seen}) == 1
+    assert "None" not in seen
 
 
 @pytest.fixture

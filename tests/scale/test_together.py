@@ -17,10 +17,11 @@ from longtail.display import Display
 from longtail.evaluation import evaluate_run
 from longtail.extraction import extract_run
 from longtail.methods import build_posthoc
+from longtail.posthoc.crt import LinearProblem
 from longtail.recipes import RECIPES
 from longtail.runs import Run
 from longtail.training.loop import Trainer
-from longtail.world import ALONE
+from longtail.world import ALONE, World
 
 SHORT = replace(RECIPES["digits-lt"], epochs=None, iterations=4, warmup=0, device="cpu", evaluate_every=1000)
 
@@ -80,6 +81,26 @@ def test_calibration_is_that_of_one_process(work, alone, name):
     models = [Run.open(folder / name).load_model().state_dict() for folder in (alone, work)]
     for key, value in models[0].items():
         torch.testing.assert_close(models[1][key], value, atol=1e-6, rtol=0)
+
+
+class CountingWorld(World):
+    """One process that counts its exchanges."""
+
+    exchanges = 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        CountingWorld.exchanges += 1
+        return super().sum(tensor)
+
+
+def test_a_pass_of_crt_is_one_exchange():
+    labels = torch.arange(30) % 3
+    features = np.random.default_rng(0).normal(size=(30, 4))
+    problem = LinearProblem(
+        features, labels, torch.full((30,), 1 / 30).double(), 3, 0.1, CountingWorld(0, 1, ALONE.device)
+    )
+    problem.value_and_gradient(np.zeros(15))
+    assert CountingWorld.exchanges == 1
 
 
 def of_both(folder: Path) -> list[dict]:

@@ -135,6 +135,28 @@ def test_a_process_that_never_comes(by_hand, tmp_path):
     assert "not all of 2 processes came together within 3 s" in one_reason(ended)
 
 
+LATE = """
+import os, sys, time
+from longtail.cli import main
+time.sleep(60 if os.environ["RANK"] == "1" else 0)
+began = time.monotonic()
+code = main(["evaluate", "runs/digits"])
+print(code, time.monotonic() - began, flush=True)
+sys.exit(code)
+"""
+
+
+def test_a_process_that_never_comes_under_torchrun(torchrun, tmp_path):
+    """There the store is that of the agent, which answers without the missing process."""
+    (tmp_path / "late.py").write_text(LATE)
+    done = torchrun(tmp_path / "late.py", expect=1, LONGTAIL_JOIN_TIMEOUT="3")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("longtail: ")]
+    assert lines == ["longtail: not all of 2 processes came together within 3 s: process 1 is missing"]
+    code, seconds = done.stdout.split()
+    assert code == "2"
+    assert float(seconds) < 10  # the import of torch is in it, and no waiting for what nobody will say
+
+
 def test_a_killed_process_is_missed(by_hand, tmp_path):
     """Without torchrun nobody starts it again: the other stops, and says that it was left."""
     script = "import os, signal; from longtail.world import join\nwith join('cpu') as world:\n    "
@@ -158,6 +180,45 @@ def test_started_without_a_meeting_place(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UserError, match="MASTER_ADDR expected, but not set; start them with torchrun"), join("cpu"):
         pass
+
+
+SPEAKING = """
+import os, sys, warnings
+import longtail.commands.evaluate as command
+from longtail.cli import main
+
+def call(*words):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+
+call("--help")
+call("train", "--help")
+call("--version")
+call("train", "digits-lt", "--epoch", "3")
+call("compare", "digits-lt")
+if os.environ["RANK"] == "1":
+    call("trian")
+command.main = lambda words: warnings.warn("this is odd")
+call("evaluate")
+"""
+
+
+def test_what_goes_wrong_everywhere_is_said_once(torchrun, tmp_path):
+    """Also before the processes meet; what goes wrong in one alone is said by that one."""
+    (tmp_path / "speaking.py").write_text(SPEAKING)
+    done = torchrun(tmp_path / "speaking.py")
+    assert done.stdout.count("usage: longtail COMMAND") == 1
+    assert done.stdout.count("usage: longtail train") == 1
+    assert done.stdout.count(f"longtail {longtail.__version__}\n") == 1
+    said = [line.split(";")[0] for line in done.stderr.splitlines() if line.startswith("longtail: ")]
+    assert sorted(said) == [
+        "longtail: longtail compare is one process",
+        "longtail: unknown command 'trian' (did you mean 'train'?)",
+        "longtail: unknown option --epoch (did you mean --epochs?)",
+        "longtail: warning: this is odd",
+    ]
 
 
 def test_commands_of_one_process_refuse_more(monkeypatch, capsys):

@@ -13,6 +13,7 @@ import longtail
 from longtail.config import TrainConfig
 from longtail.display import Display
 from longtail.errors import UserError
+from longtail.files import replacing
 from longtail.recipes import RECIPES
 from longtail.runs import Run
 from longtail.tensors import read_tensors
@@ -226,6 +227,18 @@ def test_kill_nine_loses_only_the_steps_since_the_checkpoint(tmp_path):
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     longtail.train(config, tmp_path / "killed", resume=True)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path, monkeypatch):
+    stop_after(monkeypatch, 7)
+    with pytest.raises(Interrupted):
+        longtail.train(SHORT, tmp_path / "run")
+    monkeypatch.undo()
+    for name in ("checkpoint.safetensors", "model.safetensors"):
+        with replacing(tmp_path / "run" / f"other-{name}") as temporary:
+            (tmp_path / "run" / temporary.name.replace("other-", "")).write_bytes(b"half")
+    longtail.train(SHORT, tmp_path / "run", resume=True)
+    assert not list((tmp_path / "run").glob(".*.part"))
 
 
 def test_lengths_are_one_or_the_other():

@@ -16,14 +16,10 @@ import tyro
 
 from longtail.commands.words import require_known
 from longtail.display import Display
+from longtail.environment import is_main_process
 from longtail.errors import EXIT_CODES, UserError
 
 T = TypeVar("T")
-
-
-def is_main_process() -> bool:
-    """Whether this process prints: of those that torchrun starts only the first."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +44,10 @@ def parse(kind: type[T], words: Sequence[str], command: str, text: str, default:
     """Options of a command from its words; `--help` prints `text` and the options, a mistake is one line."""
     require_known(kind, words, command)
     help_text, complaint = io.StringIO(), io.StringIO()
+    # tyro knows nothing of NO_COLOR: it writes plainly to what is not a terminal.
+    kept = os.environ.get("NO_COLOR") or not is_main_process()
     try:
-        # tyro knows nothing of NO_COLOR: it writes plainly to what is not a terminal.
-        with redirect_stderr(complaint), redirect_stdout(help_text) if os.environ.get("NO_COLOR") else nullcontext():
+        with redirect_stderr(complaint), redirect_stdout(help_text) if kept else nullcontext():
             return tyro.cli(  # type: ignore[return-value]
                 kind,
                 args=words,
@@ -60,7 +57,7 @@ def parse(kind: type[T], words: Sequence[str], command: str, text: str, default:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as stop:
-        print(help_text.getvalue(), end="")
+        print(help_text.getvalue() if is_main_process() else "", end="")
         if stop.code and "Failed to parse key-value pairs" in complaint.getvalue():
             raise UserError(
                 f"--options takes names and values in turn: longtail {command} … --options name value"

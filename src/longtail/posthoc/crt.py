@@ -45,8 +45,9 @@ class LinearProblem(Problem):
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         weight, bias = unpack(torch.from_numpy(x), self.classes)
-        value = torch.zeros(1, dtype=torch.float64)
-        gradient = torch.zeros(self.classes, weight.shape[1] + 1, dtype=torch.float64)
+        totals = torch.zeros(1 + len(x), dtype=torch.float64)  # one exchange between processes
+        value, gradient = totals[:1], totals[1:]
+        weight_sums, bias_sums = unpack(gradient, self.classes)
         for rows, chunk in self.rows.chunks(self.first, self.last):
             features, labels, weights = chunk.double(), self.labels[rows], self.sample_weights[rows]
             log_shares = F.log_softmax(F.linear(features, weight, bias), 1)
@@ -54,11 +55,10 @@ class LinearProblem(Problem):
             error = log_shares.exp_()
             error[torch.arange(len(labels)), labels] -= 1
             error *= weights.unsqueeze(1)
-            gradient[:, :-1] += error.T @ features
-            gradient[:, -1] += error.sum(0)
-        self.world.sum(value), self.world.sum(gradient)
-        packed = torch.cat([gradient[:, :-1].flatten(), gradient[:, -1]]).numpy()
-        return float(value) + 0.5 * self.ridge * float(x @ x), packed + self.ridge * x
+            weight_sums += error.T @ features
+            bias_sums += error.sum(0)
+        self.world.sum(totals)
+        return float(value) + 0.5 * self.ridge * float(x @ x), gradient.numpy() + self.ridge * x
 
 
 def unpack(x: Tensor, classes: int) -> tuple[Tensor, Tensor]:

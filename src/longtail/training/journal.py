@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import signal
 import threading
 from pathlib import Path
@@ -18,9 +17,10 @@ from torch import Tensor
 from longtail.config import TrainConfig, differences
 from longtail.data.images import Splits
 from longtail.errors import UserError
-from longtail.files import write_text
+from longtail.files import remove_unfinished, write_text
 from longtail.metrics import SHOTS, Metrics
 from longtail.runs import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
+from longtail.store import launch_id
 from longtail.tensors import write_tensors
 from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from longtail.training.plan import Plan
@@ -59,13 +59,17 @@ class Journal:
             raise UserError(f"nothing to resume in {self.folder}: it holds no run")
         if exists:
             self._restore(state)
+        if self.world.is_main and exists:
+            for name in (CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
+                remove_unfinished(self.folder / name)
         if self.world.is_main and not exists:
             Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
 
     def _restarted(self) -> bool:
         """Whether torchrun starts the processes of this very run again, after it lost one."""
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        # The count is that of an agent: one that starts its processes again because another did so keeps its own.
+        if not any(self.world.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")):
             return False
         started_by = Run.open(self.folder).details.get("started_by")
         return bool(self.world.gather(started_by == launch_id())[0])
@@ -83,7 +87,7 @@ class Journal:
                 f"{checkpoint} was written by {header['processes']} processes, there are {self.world.size} now; "
                 "a run goes on with the number it began with"
             )
-        self.loss_sum.fill_(header["loss_sum"])
+        self.loss_sum.fill_(header["loss_sums"][self.world.rank])
         self.loss_steps = header["loss_steps"]
         self.world.barrier()
         if self.world.is_main:
@@ -148,7 +152,7 @@ class Journal:
         """Write the checkpoint."""
         header = {
             "processes": self.world.size,
-            "loss_sum": float(self.loss_sum),
+            "loss_sums": self.world.gather(float(self.loss_sum)),
             "loss_steps": self.loss_steps,
         }
         if self.world.is_main:
@@ -169,12 +173,6 @@ def _open_tensorboard(folder: Path) -> Any:
     except ImportError as error:
         raise UserError("--tensorboard needs the extra: pip install 'longtail[tensorboard]'") from error
     return SummaryWriter(str(folder))
-
-
-def launch_id() -> str | None:
-    """What stays the same when torchrun starts its processes again; None without torchrun."""
-    given = os.environ.get("TORCHELASTIC_RUN_ID")
-    return f"{platform.node()}:{os.getppid()}" if given == "none" else given
 
 
 class StopRequest:
