@@ -42,7 +42,7 @@ function layout(extra = {}) {
   return {
     font: { color: color("text"), family: "system-ui, sans-serif", size: 12 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 52, r: 46, t: 34, b: 40 },
+    margin: { l: 52, r: 60, t: 34, b: 40 },
     // Standing on the chart it grows upwards, away from the curves, when the chart is narrow.
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hovermode: "x unified",
     hoverlabel: { bgcolor: color("panel"), bordercolor: color("line"), font: { color: color("text") } },
@@ -87,7 +87,7 @@ function perClass(id, key, title, states) {
   const curves = states.flatMap((state) => curve(state[key], shadeOf(state), state.title));
   draw(id, [countsBehind(), ...curves.map((trace) => ({ ...trace, yaxis: "y2" }))], {
     xaxis: classAxis(),
-    yaxis: { type: "log", dtick: 1, side: "right", showgrid: false, tickfont: quiet, title: { text: "training images", font: quiet, standoff: 8 } },
+    yaxis: { type: "log", dtick: 1, side: "right", showgrid: false, automargin: true, tickfont: quiet, title: { text: "training images", font: quiet, standoff: 8 } },
     yaxis2: { overlaying: "y", side: "left", tickmode: "auto", gridcolor: color("line"), zerolinecolor: color("line"), title: { text: title } },
   });
 }
