@@ -32,7 +32,7 @@ from longtail.head import head_of
 from longtail.metrics import evaluate_logits
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
-from longtail.predict import BATCH, evaluating, predict
+from longtail.predict import BATCH, evaluating
 from longtail.runs import Run
 from longtail.world import ALONE
 
@@ -87,7 +87,10 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
         return taken * total / steps, omega.detach().numpy(), (beta * norms).detach().numpy()
 
     stage_two_seconds, _, _ = stage_two(stage_two_steps)
-    logits, labels = predict(model, splits.test, clean, ALONE)
+    with tempfile.TemporaryDirectory() as folder:
+        path = extract_run(run, "test", ALONE, path=Path(folder) / "o.safetensors", root=str(cifar_root()))
+        test = Outputs.open(path)
+        logits, labels = np.array(test.logits), test.labels
 
     def accuracy(values: np.ndarray) -> float:
         return 100 * evaluate_logits(values, labels, run.class_counts).balanced

@@ -11,8 +11,8 @@ from rich.table import Table
 from longtail.data.loading import resident
 from longtail.display import Display
 from longtail.files import write_json
-from longtail.metrics import SHOTS, Metrics, evaluate_logits, shot_groups
-from longtail.predict import predict
+from longtail.metrics import SHOTS, Metrics, shot_groups
+from longtail.predict import score
 from longtail.runs import Run
 from longtail.world import join
 
@@ -36,11 +36,11 @@ def evaluate_run(
         world.require_alike(model=run.model_hash(), split=split)
         images = resident(splits.split(split), world.device)
         _, clean = run.transforms(splits)
-        logits, labels = predict(model.to(world.device), images, clean, world, workers=workers, display=display)
-        metrics = evaluate_logits(logits, labels, run.class_counts)
+        network = model.to(world.device)
+        metrics = score(network, images, clean, world, run.class_counts, workers=workers, display=display)
         path = run.folder / f"metrics-{split}.json"
         if world.is_main:
-            skipped = len(images) - len(labels)
+            skipped = len(images) - metrics.samples
             write_json(path, {"split": split, "model": run.model_hash(), "skipped": skipped, **metrics.to_dict()})
         world.barrier()
     return metrics, run, path

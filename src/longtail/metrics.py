@@ -8,7 +8,7 @@ None, never 0. Classes absent from the test set are left out of the averages.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -126,9 +126,15 @@ def _reliability(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tupl
     return sizes / len(correct), mean_confidence, accuracy
 
 
-def evaluate_predictions(predictions: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
-    """Every score that needs predicted classes only; arrays, tensors or lists."""
-    return _evaluate(_classes(predictions, "predictions"), _classes(labels, "labels"), as_array(class_counts), None)
+def evaluate_predictions(
+    predictions: ArrayLike, labels: ArrayLike, class_counts: ArrayLike, confidence: ArrayLike | None = None
+) -> Metrics:
+    """Every score that needs predicted classes (N,) only; with their confidence (N,) the calibration error too."""
+    best, truth = _classes(predictions, "predictions"), _classes(labels, "labels")
+    metrics = _evaluate(best, truth, as_array(class_counts))
+    if confidence is None:
+        return metrics
+    return replace(metrics, ece=_gap(*_reliability(as_array(confidence), best == truth, BINS)))
 
 
 def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
@@ -145,25 +151,28 @@ def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLik
 
 def evaluate_chunks(chunks: Iterable[np.ndarray], labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
     """The same of logits that come some rows at a time, so that they need not fit into memory."""
-    predictions, confidence = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    found, first = [answers(np.zeros((0, 1)))], 0
     for chunk in chunks:
-        if not np.isfinite(chunk).all():
-            row = sum(map(len, predictions)) + int(np.flatnonzero(~np.isfinite(chunk).all(1))[0])
-            raise UserError(f"logits of sample {row} are not finite")
-        predictions.append(chunk.argmax(1))
-        confidence.append(softmax(chunk).max(1))
-    best = np.concatenate(predictions)
-    ece = _gap(*_reliability(np.concatenate(confidence), best == labels, BINS)) if len(labels) else None
-    return _evaluate(best, labels, class_counts, ece)
+        found.append(answers(chunk, first))
+        first += len(chunk)
+    predictions, confidence = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return evaluate_predictions(predictions, labels, class_counts, confidence)
+
+
+def answers(logits: np.ndarray, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The best class of each row of logits (N, K) and its probability; rows are numbered from `first` in errors."""
+    if not np.isfinite(logits).all():
+        raise UserError(f"logits of sample {first + int(np.argmin(np.isfinite(logits).all(1)))} are not finite")
+    return logits.argmax(1), softmax(logits).max(1)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities (N, K) in float64."""
-    shifted = np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64)
+    shifted = np.exp(logits - logits.max(1, keepdims=True, initial=-np.inf), dtype=np.float64)
     return np.asarray(shifted / shifted.sum(1, keepdims=True))
 
 
-def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray, ece: float | None) -> Metrics:
+def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
     if len(labels) == 0:
         raise UserError("there are no labelled samples to evaluate on")
     if len(predictions) != len(labels):
@@ -182,7 +191,7 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
         balanced=float(np.nanmean(per_class)),
         **shot_accuracy(per_class, class_counts),
         macro_f1=float(np.nanmean(f1)),
-        ece=ece,
+        ece=None,
         per_class=_listed(per_class),
         f1_per_class=_listed(f1),
         samples=len(labels),

@@ -1,4 +1,4 @@
-"""Running a frozen network over a split, alone or shared among processes, with one and the same result."""
+"""Scoring a frozen network on a split, alone or shared among processes, with one and the same result."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from longtail.backbones.folding import folded
 from longtail.data.augment import Transform
 from longtail.data.images import Images
 from longtail.data.loading import in_order, load
 from longtail.display import Display
+from longtail.errors import UserError
+from longtail.metrics import Metrics, answers, evaluate_predictions
 from longtail.world import World
 
 BATCH = 64  # with more, activations outgrow what the allocator keeps, and every layer faults its pages in again
@@ -32,40 +34,39 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def predict(
+def score(
     model: nn.Module,
     images: Images,
     transform: Transform,
     world: World,
+    class_counts: np.ndarray,
     *,
     workers: int = 0,
     display: Display | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Logits (N, K) float32 and labels (N,) of every image, in the order of the set.
+) -> Metrics:
+    """The scores of a network on images, classes grouped by `class_counts` (K,).
 
     The processes of `world` take whole batches in turn, so that the result does not depend on their
-    number. Images that were skipped as broken are left out.
+    number; they exchange the best class of each image and its probability. Images that were skipped
+    as broken are left out.
     """
     plan = in_order(len(images), BATCH, rank=world.rank, world_size=world.size)
     display = display if display and world.is_main else Display(quiet=True)
-    logits: list[Tensor] = []
-    indices = [torch.zeros(0, dtype=torch.int64)]  # where batches are fewer than processes, some have none
+    found: list[tuple[np.ndarray, ...]] = []
     network = folded(model)
     with torch.no_grad(), display.task("evaluating", len(images)) as task:
         for batch in load(images, transform, plan, workers=workers, device=world.device):
-            logits.append(network(batch.images).float().cpu())
-            indices.append(batch.indices)
+            logits = network(batch.images).float().cpu().numpy()
+            found.append((batch.indices.numpy(), *answers(logits, int(batch.indices[0]))))
             task.advance(len(batch.indices) * world.size)
-    own = torch.cat(logits).numpy() if logits else None
-    return collect(own, torch.cat(indices).numpy(), images, world)
+    return collect(found, images.labels.numpy(), class_counts, world)
 
 
-def collect(
-    logits: np.ndarray | None, indices: np.ndarray, images: Images, world: World
-) -> tuple[np.ndarray, np.ndarray]:
-    """Put the parts of all processes together by sample index, each sample once."""
-    parts = world.gather((logits, indices))
-    everywhere = np.concatenate([part for _, part in parts])
-    values = np.concatenate([part for part, _ in parts if part is not None])
+def collect(found: list[tuple[np.ndarray, ...]], labels: np.ndarray, class_counts: np.ndarray, world: World) -> Metrics:
+    """Put the parts of all processes, (places, classes, confidence), together, each sample once."""
+    parts = [part for of_process in world.gather(found) for part in of_process]
+    if not parts:
+        raise UserError("there are no samples to evaluate on")
+    everywhere, classes, confidence = (np.concatenate(values) for values in zip(*parts, strict=True))
     order, first = np.unique(everywhere, return_index=True)
-    return values[first], images.labels.numpy()[order]
+    return evaluate_predictions(classes[first], labels[order], class_counts, confidence[first])

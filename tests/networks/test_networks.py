@@ -19,8 +19,9 @@ from longtail.evaluation import evaluate_run
 from longtail.extraction import extract_run
 from longtail.head import head_of
 from longtail.methods import TRAIN_METHODS
+from longtail.metrics import evaluate_logits
 from longtail.outputs import Outputs
-from longtail.predict import predict
+from longtail.predict import score
 from longtail.recipes import RECIPES
 from longtail.runs import Run
 from longtail.tensors import read_tensors
@@ -169,11 +170,12 @@ def test_outputs_are_linear_in_the_features_and_can_be_calibrated(trained, tmp_p
     shutil.copytree(trained[1], tmp_path / "run")
     run = Run.open(tmp_path / "run")
     outputs = Outputs.open(extract_run(run, "test", ALONE))
-    logits, _ = predict(run.load_model(), run.splits().test, run.transforms(run.splits())[1], ALONE)
     again = torch.from_numpy(outputs.features[:]) @ torch.from_numpy(outputs.head_weight).T
     if outputs.head_bias is not None:
         again = again + torch.from_numpy(outputs.head_bias)
-    torch.testing.assert_close(again, torch.from_numpy(logits), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(again, torch.from_numpy(outputs.logits[:]), rtol=1e-4, atol=1e-4)
+    scored = score(run.load_model(), run.splits().test, run.transforms(run.splits())[1], ALONE, run.class_counts)
+    assert evaluate_logits(outputs.logits, outputs.labels, run.class_counts) == scored
     folder, scores = calibrate_run(run, longtail.MARC(), "marc", ALONE)
     metrics, _, _ = evaluate_run(folder, device="cpu")
     after = next(score.after for score in scores if score.split == "test")

@@ -24,8 +24,8 @@ from longtail.data.samplers import Draw, Sampler
 from longtail.display import Display
 from longtail.errors import UserError, choose
 from longtail.methods import TRAIN_METHODS
-from longtail.metrics import Metrics, evaluate_logits
-from longtail.predict import predict
+from longtail.metrics import Metrics
+from longtail.predict import score
 from longtail.recipes import find_recipe
 from longtail.runs import build_network, image_channels, transforms
 from longtail.training.checkpoint import TrainState
@@ -216,8 +216,8 @@ class Trainer:
         model = self.state.model
         # Batch-norm statistics are those of rank 0, which are saved, in all parts of the result.
         self.world.spread(model.buffers())
-        logits, labels = predict(model, images, clean, self.world, workers=self.config.workers)
-        return evaluate_logits(logits, labels, self.splits.train.class_counts.numpy())
+        counts = self.splits.train.class_counts.numpy()
+        return score(model, images, clean, self.world, counts, workers=self.config.workers)
 
 
 def train(
