@@ -32,8 +32,8 @@ from longtail.head import head_of
 from longtail.metrics import evaluate_logits
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
-from longtail.predict import BATCH, evaluating
 from longtail.runs import Run
+from longtail.scoring import BATCH, evaluating
 from longtail.world import ALONE
 
 

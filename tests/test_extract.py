@@ -10,9 +10,9 @@ from longtail.errors import UserError
 from longtail.extraction import extract_run, outputs_path
 from longtail.head import fingerprint
 from longtail.metrics import evaluate_logits
-from longtail.predict import score
 from longtail.row_files import join_parts, part_path
 from longtail.runs import Run
+from longtail.scoring import score
 from longtail.world import ALONE, World
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from longtail.errors import UserError
-from longtail.predict import BATCH
+from longtail.scoring import BATCH
 
 LABEL_NAMES = ("labels", "label", "targets", "target", "y", "label_ids")
 

@@ -20,9 +20,9 @@ from longtail.metrics import Metrics, evaluate_chunks, evaluate_logits
 from longtail.outputs import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.marc import MARC
-from longtail.predict import evaluating
 from longtail.row_files import Rows
 from longtail.runs import MODEL_FILE, RUN_FILE, Run
+from longtail.scoring import evaluating
 from longtail.tensors import write_tensors
 from longtail.world import World
 

@@ -12,8 +12,8 @@ from longtail.data.loading import resident
 from longtail.display import Display
 from longtail.files import write_json
 from longtail.metrics import SHOTS, Metrics, shot_groups
-from longtail.predict import score
 from longtail.runs import Run
+from longtail.scoring import score
 from longtail.world import join
 
 SHOWN_CLASSES = 20

@@ -26,9 +26,9 @@ from longtail.errors import UserError, choose, whole_number
 from longtail.head import find_head, fingerprint, head_of, unwrap
 from longtail.head_search import WITHOUT_MODEL, answering_head, require_linear, uncompiled
 from longtail.outputs import Outputs, header
-from longtail.predict import BATCH, evaluating
 from longtail.row_files import Rows, RowWriter, join_parts, remove_parts
 from longtail.runs import Run
+from longtail.scoring import BATCH, evaluating
 from longtail.world import World, find_device
 
 MANY_LOGITS = 1 << 28  # 1 GB in float32

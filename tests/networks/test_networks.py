@@ -21,9 +21,9 @@ from longtail.head import head_of
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics import evaluate_logits
 from longtail.outputs import Outputs
-from longtail.predict import score
 from longtail.recipes import RECIPES
 from longtail.runs import Run
+from longtail.scoring import score
 from longtail.tensors import read_tensors
 from longtail.training.journal import StopRequest
 from longtail.training.loop import Interrupted

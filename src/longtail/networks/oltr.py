@@ -33,7 +33,7 @@ from longtail.networks.attention import ModulatedAttention
 from longtail.networks.running import ClassMeans
 from longtail.networks.vectors import SHORTEST, lengths, unit_head
 from longtail.precision import single_at_least
-from longtail.predict import evaluating
+from longtail.scoring import evaluating
 from longtail.training.objective import Progress
 
 REACH = 10.0

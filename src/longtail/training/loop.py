@@ -25,9 +25,9 @@ from longtail.display import Display
 from longtail.errors import UserError, choose
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics import Metrics
-from longtail.predict import score
 from longtail.recipes import find_recipe
 from longtail.runs import build_network, image_channels, transforms
+from longtail.scoring import score
 from longtail.training.checkpoint import TrainState
 from longtail.training.journal import Journal, StopRequest
 from longtail.training.objective import Progress
