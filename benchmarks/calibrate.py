@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +25,42 @@ import torch
 import torch.nn.functional as F
 from common import cifar_root, peak_memory_mb, restart_peak_memory, seconds, shared_folder, write_results
 from scipy.optimize import minimize
+from torch import Tensor, nn
 
 from longtail import MARC, Outputs
 from longtail.data.loading import in_order, load
 from longtail.data.samplers import Sampler
+from longtail.display import Display
 from longtail.extraction import extract_run
 from longtail.head import head_of
 from longtail.metrics import evaluate_logits
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
 from longtail.runs import Run
-from longtail.scoring import BATCH, evaluating
+from longtail.scoring import BATCH
 from longtail.world import ALONE
+
+
+class Turns(Display):
+    """Runs each batch through the plain network right after it was extracted.
+
+    The speed of a virtual machine changes within seconds: only turns of a batch see the same machine.
+    """
+
+    def __init__(self, model: nn.Module, images: list[Tensor]) -> None:
+        super().__init__(quiet=True)
+        self.model = model.eval()
+        self.waiting = list(images)
+        self.seconds = 0.0
+
+    @contextmanager
+    def task(self, *_: object, **__: object) -> Iterator[Turns]:
+        yield self
+
+    def advance(self, amount: int, note: str = "") -> None:
+        batch = self.waiting.pop(0)
+        assert len(batch) == amount
+        self.seconds += seconds(lambda: self.model(batch))  # extraction computes no gradients
 
 
 def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str, object]]:
@@ -46,28 +71,23 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
     model = run.load_model()
     images = [batch.images for batch in load(splits.train, clean, in_order(len(splits.train), BATCH))]
 
-    def forward() -> None:
-        with evaluating(model):
-            for batch in images:
-                model(batch)
-
-    def calibrate() -> MARC:
+    def calibrate() -> tuple[MARC, float]:
+        """The calibration, and the seconds of a forward pass whose batches were run in turns with its own."""
+        turns = Turns(model, images)
         with tempfile.TemporaryDirectory() as folder:
-            path = extract_run(
-                run, "train", ALONE, views=1, path=Path(folder) / "o.safetensors", root=str(cifar_root())
-            )
-            return MARC().fit(Outputs.open(path))
+            path = Path(folder) / "o.safetensors"
+            extract_run(run, "train", ALONE, views=1, path=path, root=str(cifar_root()), display=turns)
+            assert turns.waiting == []
+            return MARC().fit(Outputs.open(path)), turns.seconds
 
-    forward()
-    calibrated = calibrate()
+    calibrated, _ = calibrate()
     times: dict[str, list[float]] = {"forward": [], "calibrate": []}
     for _ in range(rounds):
-        times["forward"].append(seconds(forward))
-        times["calibrate"].append(seconds(calibrate))
-    times["forward"].append(seconds(forward))
-    # The speed of a virtual machine changes within seconds: each calibration beside the passes before and after it.
-    beside = [sum(pair) / 2 for pair in pairwise(times["forward"])]
-    passes = [own / other for own, other in zip(times["calibrate"], beside, strict=True)]
+        began = time.perf_counter()
+        _, beside = calibrate()
+        times["forward"].append(beside)
+        times["calibrate"].append(time.perf_counter() - began - beside)
+    passes = [own / other for own, other in zip(times["calibrate"], times["forward"], strict=True)]
 
     def stage_two(steps: int, total: int = 2000) -> tuple[float, np.ndarray, np.ndarray]:
         """The paper's way: every batch through the frozen network."""
