@@ -62,22 +62,6 @@ class Metrics:
         return {**scores, "confusion": self.confusion}
 
 
-def confusion_matrix(predictions: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """(K, K) int64: rows are true classes, columns predicted ones."""
-    cells = labels.astype(np.int64) * num_classes + predictions
-    return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def per_class_accuracy(confusion: np.ndarray) -> np.ndarray:
-    """Share of each class's samples that are recognised, (K,); NaN where a class has none."""
-    return _share(confusion.diagonal(), confusion.sum(1))
-
-
-def f1_scores(confusion: np.ndarray) -> np.ndarray:
-    """F1 of each class, (K,); NaN where a class is neither present nor predicted."""
-    return _share(2 * confusion.diagonal(), confusion.sum(0) + confusion.sum(1))
-
-
 def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Part by whole, NaN where there is nothing."""
     return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
@@ -168,7 +152,7 @@ def answers(logits: np.ndarray, first: int = 0) -> tuple[np.ndarray, np.ndarray]
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities (N, K) in float64."""
-    shifted = np.exp(logits - logits.max(1, keepdims=True, initial=-np.inf), dtype=np.float64)
+    shifted = np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64)
     return np.asarray(shifted / shifted.sum(1, keepdims=True))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from longtail.errors import UserError, number
-from longtail.metrics import confusion_matrix, per_class_accuracy
+from longtail.metrics import evaluate_predictions
 from longtail.posthoc.inputs import FitData
 
 # What is tried for "auto".
@@ -27,8 +27,7 @@ def balanced_accuracy(scale: np.ndarray, shift: np.ndarray, held_out: FitData) -
     """Mean accuracy of the classes when logits become `scale * logits + shift`."""
     factor, offset = torch.from_numpy(scale).float(), torch.from_numpy(shift).float()
     best = [torch.addcmul(offset, logits, factor).argmax(1) for _, logits in held_out.rows.chunks()]
-    confusion = confusion_matrix(torch.cat(best).numpy(), held_out.labels.numpy(), held_out.num_classes)
-    return float(np.nanmean(per_class_accuracy(confusion)))
+    return evaluate_predictions(torch.cat(best), held_out.labels, held_out.class_counts).balanced
 
 
 def best_setting(scores: dict[float, float], usual: float) -> float:
