@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from longtail.commands.common import Output, parse
+from longtail.commands.common import Output, parse, refuse
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ Examples:
   longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
   longtail calibrate train.npz --test test.npz --out calibrated
 """
-
-OF_RUNS = ("views", "root", "device", "workers")
-OF_FILES = ("labels", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -71,12 +68,11 @@ class Calibrate(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Calibrate, arguments, "calibrate", HELP)
-    is_run = options.source.is_dir()
-    for known in fields(Calibrate):
-        if known.name in (OF_FILES if is_run else OF_RUNS) and getattr(options, known.name) != known.default:
-            kind = "a run" if is_run else "saved logits"
-            raise UserError(f"{options.source} is {kind}, for which --{known.name} means nothing; leave it out")
-    return _calibrate_run(options) if is_run else _calibrate_file(options)
+    if options.source.is_dir():
+        refuse(options, ("labels", "validation", "test"), options.source, "a run")
+        return _calibrate_run(options)
+    refuse(options, ("views", "root", "device", "workers"), options.source, "saved logits")
+    return _calibrate_file(options)
 
 
 def _calibrate_run(options: Calibrate) -> int:

@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -38,6 +39,13 @@ class Output:
         """Print a result for programs, if asked."""
         if self.json and is_main_process():
             print(json.dumps(value, allow_nan=False))
+
+
+def refuse(options: Output, names: Sequence[str], source: Path, kind: str) -> None:
+    """Options that mean nothing for this kind of source must be left as they are."""
+    for known in fields(options):
+        if known.name in names and getattr(options, known.name) != known.default:
+            raise UserError(f"{source} is {kind}, for which --{known.name} means nothing; leave it out")
 
 
 def parse(kind: type[T], words: Sequence[str], command: str, text: str, default: T | None = None) -> T:

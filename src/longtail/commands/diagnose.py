@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from longtail.commands.common import Output, parse
+from longtail.commands.common import Output, parse, refuse
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ def main(arguments: list[str]) -> int:
     options = parse(Diagnose, arguments, "diagnose", HELP)
     from longtail.diagnosis import diagnose
 
-    held_out, train = _of_run(options) if options.source.is_dir() else _of_file(options)
+    if options.source.is_dir():
+        refuse(options, ("train",), options.source, "a run")
+        held_out, train = _of_run(options)
+    else:
+        held_out, train = _of_file(options)
     diagnosis = diagnose(held_out, train)
     _show(options, diagnosis)
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from longtail.commands.common import Output, parse
+from longtail.commands.common import Output, parse, refuse
 from longtail.errors import UserError
 
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
@@ -59,8 +59,7 @@ def _of_runs(options: Report) -> Path:
     from longtail.report.build import report_run
     from longtail.runs import Run
 
-    if options.test or options.validation:
-        raise UserError("--test and --validation are for saved logits; a run has splits of its own")
+    refuse(options, ("test", "validation"), options.sources[0], "a run")
     for source in options.sources:
         if (found := sorted((source / "runs").glob("*/run.json"))) and not (source / "run.json").is_file():
             raise UserError(f"{source} is a comparison; report on one of its runs: longtail report {found[0].parent}")
