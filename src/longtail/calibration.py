@@ -15,7 +15,7 @@ from longtail.display import Display
 from longtail.errors import UserError
 from longtail.extraction import extract, extract_run, extract_with_head, outputs_path
 from longtail.files import locked, write_json
-from longtail.head import find_head, fingerprint, head_of, unwrap, with_head
+from longtail.head import find_head, fingerprint, head_of, linear_layer, unwrap, with_head
 from longtail.metrics import Metrics, evaluate_chunks, evaluate_logits
 from longtail.outputs import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
@@ -117,9 +117,8 @@ def calibrate_run(
     scores = []
     if world.is_main:
         scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]
-        _remove_results(folder)
         _write_model(run, method, folder, describe(method, name, train))
-        write_scores(folder, scores)
+        _remove_others(folder, write_scores(folder, scores))
     world.barrier()
     return folder, scores
 
@@ -175,17 +174,19 @@ def _write_model(run: Run, method: PostHoc, folder: Path, description: dict[str,
     write_json(folder / RUN_FILE, {**run.details, "calibration": origin})
 
 
-def write_scores(folder: Path, scores: list[Comparison]) -> None:
+def write_scores(folder: Path, scores: list[Comparison]) -> list[Path]:
     """Scores before and after, one file per split."""
+    written = []
     for score in scores:
         values = {"split": score.split, "before": score.before.to_dict(), "after": score.after.to_dict()}
-        write_json(folder / f"before-after-{score.split}.json", values)
+        written.append(write_json(folder / f"before-after-{score.split}.json", values))
+    return written
 
 
-def _remove_results(folder: Path) -> None:
-    """What a calibration that is replaced has left: the new one may have other splits."""
+def _remove_others(folder: Path, written: list[Path]) -> None:
+    """What a calibration that is replaced has left besides the files written now: it may have had other splits."""
     for pattern in ("before-after-*.json", f"*{REPAIRED}", HEAD_FILE):
-        for path in folder.glob(pattern):
+        for path in {*folder.glob(pattern)} - {*written}:
             path.unlink()
 
 
@@ -203,24 +204,17 @@ def calibrate_files(
     if not train.world.is_main:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    _remove_results(out)
-    scores = []
+    scores, written = [], []
     for outputs in held_out:
         repaired = np.asarray(method.transform(outputs))
         scores.append(compare_outputs(outputs, repaired))
-        path = out / f"{outputs.split}{REPAIRED}"
-        Outputs(outputs.labels, outputs.class_counts, logits=repaired, split=outputs.split).save(path)
+        written.append(out / f"{outputs.split}{REPAIRED}")
+        Outputs(outputs.labels, outputs.class_counts, logits=repaired, split=outputs.split).save(written[-1])
     if train.head_weight is not None:
-        head = method.head(_linear(train.head_weight, train.head_bias))
-        write_tensors(out / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})
-    write_scores(out, scores)
+        bias = None if train.head_bias is None else torch.from_numpy(train.head_bias).float()
+        head = method.head(linear_layer(torch.from_numpy(train.head_weight).float(), bias))
+        written.append(out / HEAD_FILE)
+        write_tensors(written[-1], head.state_dict(), {"head": type(head).__name__})
+    _remove_others(out, [*written, *write_scores(out, scores)])
     write_json(out / CALIBRATION_FILE, describe(method, name, train))
     return scores
-
-
-def _linear(weight: np.ndarray, bias: np.ndarray | None) -> nn.Linear:
-    """A layer of known weight (K, D) and bias (K,)."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    state = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    layer.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
-    return layer

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils import skip_init
 
 from longtail.errors import UserError
 
@@ -77,6 +78,17 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
     found = unwrap(model).get_submodule(find_head(model, name))
     assert isinstance(found, nn.Linear)
     return found
+
+
+def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer of this weight (K, D) and bias (K,); nothing is drawn from the caller's random numbers."""
+    classes, features = weight.shape
+    layer = skip_init(nn.Linear, features, classes, bias is not None, device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(bias)
+    return cast(nn.Linear, layer)
 
 
 def with_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.Module:

@@ -16,9 +16,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, T
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from longtail.errors import UserError, choose, number, whole_number
+from longtail.head import linear_layer
 from longtail.outputs import Outputs
 from longtail.posthoc.inputs import (
     Array,
@@ -210,11 +210,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def head(self, linear: nn.Linear) -> nn.Module:
         """A layer that takes the place of the classifier's last one and gives the repaired logits."""
         weight, bias = self.fold(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
-        fresh = skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
-        with torch.no_grad():
-            fresh.weight.copy_(weight)
-            fresh.bias.copy_(bias)
-        return fresh.requires_grad_(is_trained(linear))
+        return linear_layer(weight, bias).requires_grad_(is_trained(linear))
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weight (K, D) and bias (K,) of the linear head that gives the repaired logits by itself."""
