@@ -13,6 +13,7 @@ from __future__ import annotations
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,18 +36,17 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
         raise UserError(f"{path} does not exist")
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix or 'a file without ending'}; use {', '.join(SUFFIXES)}")
+    details: dict[str, Any] = {}
     if path.suffix == ".safetensors":
         arrays, details = read(path)
-        if details.get("kind") == KIND:
-            if labels is not None:
-                raise UserError(f"{path} has labels of its own; leave out --labels")
-            return Outputs.open(path)
     else:
         arrays = {".npz": _read_npz, ".npy": _read_npy, ".csv": _read_csv}[path.suffix](path)
     if labels is not None:
         if any(name in arrays for name in LABEL_NAMES):
             raise UserError(f"{path} has labels of its own; leave out --labels")
         arrays["labels"] = _read_npy(labels)["logits"]
+    if details.get("kind") == KIND:
+        return Outputs.open(path)
     if need_counts and "class_counts" not in arrays:
         raise UserError(
             f"{path} has no class_counts (K,), the training samples per class; add them, or give the training logits"

@@ -13,6 +13,7 @@ import platform
 import re
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,11 @@ class Meeting:
 
     def _find_name(self, mark: str) -> str:
         deadline = time.monotonic() + joining_seconds()
-        try:
+        with suppress(RuntimeError):  # raised where the store is gone, and with it process 0
             while time.monotonic() < deadline:
                 if self._lobby.check(["list"]) and mark in (listed := json.loads(self._lobby.get("list"))):
                     return str(listed[0])
                 time.sleep(POLL_SECONDS)
-        except RuntimeError:
-            pass  # the store is gone, and with it process 0
         raise UserError(not_together(self.size, f"process 0 is missing, says process {self.rank}"))
 
     def require_alike(self, own: dict[str, str]) -> None:
