@@ -28,17 +28,17 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from longtail import MARC, Outputs
+from longtail.backbones.inference import BATCH
+from longtail.core.progress import Display
 from longtail.data.loading import in_order, load
 from longtail.data.samplers import Sampler
-from longtail.display import Display
-from longtail.extraction import extract_run
-from longtail.head import head_of
-from longtail.metrics import evaluate_logits
+from longtail.distributed.world import SINGLE_PROCESS
+from longtail.extraction.run import extract_run
+from longtail.metrics.scores import evaluate_logits
+from longtail.networks.head import head_of
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
-from longtail.runs import Run
-from longtail.scoring import BATCH
-from longtail.world import ALONE
+from longtail.runs.folder import Run
 
 
 class Turns(Display):
@@ -76,7 +76,7 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
         turns = Turns(model, images)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "o.safetensors"
-            extract_run(run, "train", ALONE, views=1, path=path, root=str(cifar_root()), display=turns)
+            extract_run(run, "train", SINGLE_PROCESS, views=1, path=path, root=str(cifar_root()), display=turns)
             assert turns.waiting == []
             return MARC().fit(Outputs.open(path)), turns.seconds
 
@@ -113,7 +113,7 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
 
     stage_two_seconds, _, _ = stage_two(stage_two_steps)
     with tempfile.TemporaryDirectory() as folder:
-        path = extract_run(run, "test", ALONE, path=Path(folder) / "o.safetensors", root=str(cifar_root()))
+        path = extract_run(run, "test", SINGLE_PROCESS, path=Path(folder) / "o.safetensors", root=str(cifar_root()))
         test = Outputs.open(path)
         logits, labels = np.array(test.logits), test.labels
 
@@ -121,7 +121,9 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
         return 100 * evaluate_logits(values, labels, run.class_counts).balanced
 
     with tempfile.TemporaryDirectory() as folder:
-        path = extract_run(run, "train", ALONE, views=3, path=Path(folder) / "o.safetensors", root=str(cifar_root()))
+        path = extract_run(
+            run, "train", SINGLE_PROCESS, views=3, path=Path(folder) / "o.safetensors", root=str(cifar_root())
+        )
         sgd = MARC(solver="sgd").fit(Outputs.open(path))
     forward_seconds = statistics.median(times["forward"])
     rows = [

@@ -16,12 +16,12 @@ import numpy as np
 from common import RESULTS, cifar_root
 
 from longtail import MARC, RECIPES, Run, compare, evaluate_logits, margins
-from longtail.calibration import run_outputs
-from longtail.commands.compare import describe
-from longtail.display import Display
+from longtail.cli.commands.compare import describe
+from longtail.core.progress import Display
+from longtail.distributed.world import SINGLE_PROCESS
+from longtail.extraction.run import run_outputs
 from longtail.report.build import report_run
-from longtail.tables import summarise, write_tables
-from longtail.world import ALONE
+from longtail.tasks.tables import summarise, write_tables
 
 METHODS = ("softmax", "tau-norm", "crt", "lws", "disalign", "logit-adjustment", "marc", "marc:solver=sgd")
 PAPER = {"softmax": 78.7, "disalign": 78.0, "crt": 82.0, "lws": 83.7, "marc": 85.3, "marc-solver=sgd": 85.3}
@@ -49,8 +49,8 @@ DIFFERENCES = """
 
 def trend_rows(run: Run) -> list[str]:
     """How mean logits and margins go with class size on the test images, before and at several gammas."""
-    train = run_outputs(run, "train", ALONE, views=1)
-    test = run_outputs(run, "test", ALONE)
+    train = run_outputs(run, "train", SINGLE_PROCESS, views=1)
+    test = run_outputs(run, "test", SINGLE_PROCESS)
     states = {"before": test.rows().read(slice(None)).numpy()}
     states |= {f"gamma {gamma:g}": marc.transform(test) for gamma, marc in MARC().fit_path(train, TRENDS).items()}
     rows = []

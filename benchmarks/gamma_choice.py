@@ -11,7 +11,7 @@ import numpy as np
 from common import shared_folder, write_results
 
 from longtail import MARC, Outputs
-from longtail.metrics import evaluate_logits
+from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.marc import GAMMAS
 
 

@@ -22,8 +22,8 @@ import torch
 from common import peak_memory_mb, restart_peak_memory, seconds, shared_folder, write_results
 
 from longtail import MARC, Outputs
-from longtail.mapped import create
-from longtail.outputs import header
+from longtail.core.mapped import create
+from longtail.outputs.record import header
 
 WIDTH = 256
 ROWS = 4096

@@ -7,7 +7,7 @@ import json
 from common import HERE, RESULTS
 
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
-from longtail.tables import FAMILIES
+from longtail.tasks.tables import FAMILIES
 
 SETS = {"digits-LT": "digits-lt", "CIFAR-10-LT 100": "cifar10-lt-100"}
 START, END = "<!-- methods -->\n", "<!-- /methods -->"

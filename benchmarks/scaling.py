@@ -32,13 +32,13 @@ from common import cifar_root, seconds, write_results
 from torch.nn.parallel import DistributedDataParallel
 
 from longtail import MARC, Outputs
+from longtail.core.progress import Display
 from longtail.data.imbalance import long_tail_counts
-from longtail.display import Display
+from longtail.distributed.world import SINGLE_PROCESS, World, join
 from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.marc import class_weights
 from longtail.recipes import RECIPES
 from longtail.training.loop import Trainer, TrainingStep
-from longtail.world import ALONE, World, join
 
 BATCH = 128
 # Many short turns where that is possible: the speed of a virtual machine may change within seconds.
@@ -51,9 +51,9 @@ def training(folder: Path, root: str, world: World) -> list[dict[str, float]]:
     # A small batch: above 32 MB per layer the allocator gives memory back to the system in every step, and halving
     # the batch alone would make a step more than twice as fast.
     config = replace(RECIPES["cifar10-lt-100"], root=root, device="cpu", epochs=90, iterations=None, batch_size=BATCH)
-    given = {"all": (config, world), "apart": (replace(config, batch_size=BATCH // world.size), ALONE)}
+    given = {"all": (config, world), "apart": (replace(config, batch_size=BATCH // world.size), SINGLE_PROCESS)}
     if world.is_main:
-        given["one"] = config, ALONE
+        given["one"] = config, SINGLE_PROCESS
     loops = {}
     for name, (own, processes) in given.items():
         trainer = Trainer(own, folder / f"{name}{world.rank}", processes, Display(quiet=True))

@@ -21,15 +21,14 @@ from common import cifar_root, write_results
 from torch import Tensor, nn
 
 from longtail import CRT, LWS, DisAlign, Outputs
-from longtail.calibration import run_outputs
 from longtail.data.loading import load
 from longtail.data.samplers import Sampler
-from longtail.extraction import extract_run
-from longtail.head import head_of
-from longtail.metrics import evaluate_logits
+from longtail.distributed.world import SINGLE_PROCESS
+from longtail.extraction.run import extract_run, run_outputs
+from longtail.metrics.scores import evaluate_logits
+from longtail.networks.head import head_of
 from longtail.posthoc.marc import class_weights
-from longtail.runs import Run
-from longtail.world import ALONE
+from longtail.runs.folder import Run
 
 BATCH = 512
 Head = Callable[[Tensor], Tensor]
@@ -99,11 +98,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps through the network; the time is scaled to 2,000")
     arguments = parser.parse_args()
     run, root = Run.open(arguments.run), str(cifar_root())
-    test = run_outputs(run, "test", ALONE, root=root)
+    test = run_outputs(run, "test", SINGLE_PROCESS, root=root)
     features = torch.from_numpy(np.array(test.features))
     start = time.perf_counter()
     path = extract_run(
-        run, "train", ALONE, views=1, path=arguments.run / "outputs" / "stage-two.safetensors", root=root
+        run, "train", SINGLE_PROCESS, views=1, path=arguments.run / "outputs" / "stage-two.safetensors", root=root
     )
     stored, once = Outputs.open(path), time.perf_counter() - start
     torch.manual_seed(0)

@@ -23,12 +23,12 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from longtail.core.progress import Display
 from longtail.data.autoaugment import CIFAR_POLICY, FILL, OPERATIONS
-from longtail.display import Display
+from longtail.distributed.world import World
 from longtail.recipes import RECIPES
-from longtail.runs import build_network
+from longtail.runs.network import build_network
 from longtail.training.loop import Trainer, TrainingStep
-from longtail.world import World
 
 ENHANCERS = {
     "color": ImageEnhance.Color,

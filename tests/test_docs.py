@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtail.cli import main
+from longtail.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -20,7 +20,7 @@ def run(tmp_path):
     def start(script):
         environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, str(EXAMPLES / script)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -96,7 +96,7 @@ def test_the_notebook(monkeypatch, tmp_path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = nbformat.read(EXAMPLES / "tour.ipynb", 4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # kept without results, so that changes can be read
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
     assert_tail_rises(text, "before", "after")

@@ -69,7 +69,7 @@ def test_the_packages_hold_what_they_should(built):
     assert all(name.startswith(("longtail/", f"longtail-{version}.dist-info/")) for name in names)
     with tarfile.open(built[f"longtail-{version}.tar.gz"]) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
-    assert {"pyproject.toml", "LICENSE", "Makefile", "tests/conftest.py", "src/longtail/cli.py"} <= inside
+    assert {"pyproject.toml", "LICENSE", "Makefile", "tests/conftest.py", "src/longtail/cli/main.py"} <= inside
     assert not any("__pycache__" in name or name.startswith(".venv") for name in inside)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+from longtail.core.version import __version__ as __version__
 
 _HOMES = {
     "CRT": "longtail.posthoc.crt",
@@ -21,15 +21,15 @@ _HOMES = {
     "TemperatureScaling": "longtail.posthoc.scaling",
     "VectorScaling": "longtail.posthoc.scaling",
     "Outputs": "longtail.outputs",
-    "calibrate": "longtail.calibration",
-    "compare": "longtail.comparison",
-    "diagnose": "longtail.diagnosis",
+    "calibrate": "longtail.tasks.calibrate",
+    "compare": "longtail.tasks.compare",
+    "diagnose": "longtail.tasks.diagnose",
     "export": "longtail.exports",
-    "extract": "longtail.extraction",
-    "find_head": "longtail.head",
+    "extract": "longtail.extraction.model",
+    "find_head": "longtail.networks.head",
     "open_splits": "longtail.data",
-    "margins": "longtail.class_means",
-    "profile": "longtail.profiling",
+    "margins": "longtail.metrics.margins",
+    "profile": "longtail.tasks.class_distribution",
     "UserError": "longtail.errors",
     "Run": "longtail.runs",
     "TrainConfig": "longtail.config",

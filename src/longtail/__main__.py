@@ -2,7 +2,7 @@
 
 import sys
 
-from longtail.cli import main
+from longtail.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

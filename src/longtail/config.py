@@ -18,7 +18,7 @@ class DataConfig:
     """Which images, and how their tail is cut."""
 
     data: str = "digits"
-    """Data set: digits, cifar10, cifar100, imagenet-lt, places-lt, inaturalist18, lists, csv, parquet or folder."""
+    """Kind of data set; `longtail train --help` lists them with what they look like on disk."""
     root: str | None = None
     """Folder of the data set (default: $LONGTAIL_CACHE or ~/.cache/longtail)."""
     train_list: str | None = None

@@ -23,7 +23,7 @@ class UserError(ValueError):
     """
 
 
-class ToldError(UserError):
+class ReportedElsewhere(UserError):
     """A mistake that another of the processes that work together says: this one only stops."""
 
 

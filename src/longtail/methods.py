@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from torch import Tensor, nn
 
-import longtail
+from longtail.core.options import parse_options, taken_by
 from longtail.errors import choose
 from longtail.losses import (
     LADE,
@@ -28,11 +28,10 @@ from longtail.networks.bbn import BBN, BBNObjective
 from longtail.networks.causal_norm import CausalNorm
 from longtail.networks.classifier import Classifier, classifier_of_form
 from longtail.networks.cosine import cosine_classifier
+from longtail.networks.deferred import deferred_ldam
 from longtail.networks.hybrid_sc import HybridSC, HybridSCObjective
+from longtail.networks.objective import Objective
 from longtail.networks.oltr import OLTR, OLTRObjective
-from longtail.options import parse_options, taken_by
-from longtail.training.objective import Objective
-from longtail.training.schedules import deferred_ldam
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
@@ -114,7 +113,9 @@ class PostHocMethod:
     @property
     def estimator(self) -> type[PostHoc]:
         """Its class, imported now: with scikit-learn, which training does not wait for."""
-        return cast("type[PostHoc]", getattr(longtail, self.class_name))
+        from longtail import posthoc
+
+        return cast("type[PostHoc]", getattr(posthoc, self.class_name))
 
 
 TRAIN_METHODS: dict[str, TrainMethod] = {

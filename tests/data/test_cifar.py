@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from longtail.config import DataConfig
-from longtail.data import open_splits
 from longtail.data.cifar import load_plain_pickle, read_cifar
+from longtail.data.open import open_splits
 from longtail.errors import UserError
 
 

@@ -2,8 +2,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from longtail.config import DataConfig
-from longtail.data import open_splits
-from longtail.data.digits import MEAN, STD, read_digits
+from longtail.data.digits import read_digits
+from longtail.data.open import open_splits
+from longtail.data.sources import SOURCES
 
 
 def test_digits_are_those_of_scikit_learn():
@@ -22,8 +23,9 @@ def test_digits_are_real_split_and_never_shared():
     assert train.pixels.shape[1:] == (1, 8, 8)
     assert int(train.pixels.max()) == 255
     pixels = train.pixels.float() / 255
-    assert abs(float(pixels.mean()) - MEAN[0]) < 0.01
-    assert abs(float(pixels.std()) - STD[0]) < 0.01
+    (mean,), (std,) = SOURCES["digits"].statistics
+    assert abs(float(pixels.mean()) - mean) < 0.01
+    assert abs(float(pixels.std()) - std) < 0.01
 
 
 def test_test_split_does_not_depend_on_the_seed():

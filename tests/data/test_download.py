@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from longtail.core.progress import Display
 from longtail.data import download
 from longtail.data.download import Archive, download_cifar, fetch
-from longtail.display import Display
 from longtail.errors import UserError
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)

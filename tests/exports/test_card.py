@@ -5,15 +5,15 @@ import torch
 from PIL import Image
 
 import longtail
-from longtail.calibration import calibrate_run
-from longtail.evaluation import evaluate_run
+from longtail.distributed.world import SINGLE_PROCESS
 from longtail.exports.card import model_card
-from longtail.runs import Run
-from longtail.world import ALONE
+from longtail.runs.folder import Run
+from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.evaluate import evaluate_run
 
 
 def test_the_folder_is_a_run_that_scores_the_same(digits_copy, tmp_path):
-    folder, scores = calibrate_run(Run.open(digits_copy), longtail.MARC(), "marc", ALONE)
+    folder, scores = calibrate_run(Run.open(digits_copy), longtail.MARC(), "marc", SINGLE_PROCESS)
     longtail.export(folder, tmp_path / "shared", "safetensors")
     metrics, run, _ = evaluate_run(tmp_path / "shared", device="cpu")
     assert metrics.confusion == next(score for score in scores if score.split == "test").after.confusion

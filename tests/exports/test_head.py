@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 import longtail
-from longtail.calibration import calibrate_files, calibrate_run, run_outputs
+from longtail.distributed.world import SINGLE_PROCESS
 from longtail.errors import UserError
+from longtail.extraction.run import run_outputs
 from longtail.methods import build_posthoc
-from longtail.runs import Run
-from longtail.world import ALONE
+from longtail.runs.folder import Run
+from longtail.tasks.calibrate import calibrate_files, calibrate_run
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +19,13 @@ def fitted(digits_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("heads")
     run = Run.open(shutil.copytree(digits_run, out / "run"))
     for name, options in (("marc", {}), ("disalign", {"max_iter": "50"}), ("crt", {}), ("platt", {})):
-        calibrate_run(run, build_posthoc(name, options), name, ALONE, out=out / name)
-    return out, run_outputs(run, "test", ALONE)
+        calibrate_run(run, build_posthoc(name, options), name, SINGLE_PROCESS, out=out / name)
+    return out, run_outputs(run, "test", SINGLE_PROCESS)
 
 
 def features_and_logits(folder, outputs):
     """Features of the run before, and the logits of the repaired one on the same images."""
-    after = run_outputs(Run.open(folder), "test", ALONE)
+    after = run_outputs(Run.open(folder), "test", SINGLE_PROCESS)
     return np.asarray(outputs.features), np.asarray(after.logits)
 
 

@@ -115,5 +115,5 @@ def test_counts_are_summed_over_processes(tmp_path):
         "dist.destroy_process_group()\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import longtail
-from longtail.calibration import calibrate_run
-from longtail.cli import main
-from longtail.head import head_of
+from longtail.cli.main import main
+from longtail.core.tensors import read_tensors
+from longtail.distributed.world import SINGLE_PROCESS
 from longtail.methods import TRAIN_METHODS
+from longtail.networks.head import head_of
 from longtail.posthoc.marc import MARC
-from longtail.runs import Run
-from longtail.tensors import read_tensors
-from longtail.training.journal import StopRequest
+from longtail.runs.folder import Run
+from longtail.tasks.calibrate import calibrate_run
 from longtail.training.loop import Interrupted
-from longtail.world import ALONE
+from longtail.training.stop import StopRequest
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=3, lr=0.2, warmup=0, device="cpu")
 
@@ -83,7 +83,7 @@ def test_half_precision_training_of_a_cosine_head(tmp_path):
 
 def test_a_run_with_a_cosine_head_can_be_calibrated(tmp_path):
     longtail.train(replace(SHORT, method="ldam"), tmp_path / "run")
-    folder, scores = calibrate_run(Run.open(tmp_path / "run"), MARC(), "marc", ALONE)
+    folder, scores = calibrate_run(Run.open(tmp_path / "run"), MARC(), "marc", SINGLE_PROCESS)
     repaired = Run.open(folder).load_model()
     assert type(head_of(repaired)) is torch.nn.Linear
     assert {score.split for score in scores} == {"validation", "test"}

@@ -9,7 +9,7 @@ from longtail.backbones.weights import load_backbone
 from longtail.data.loading import Batch
 from longtail.networks import BBN
 from longtail.networks.bbn import BBNObjective, cumulative_alpha, mixed_loss
-from longtail.training.objective import Progress
+from longtail.networks.objective import Progress
 
 COUNTS = torch.tensor([50, 10, 2, 1])
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from longtail.backbones import build_backbone
 from longtail.errors import UserError
-from longtail.head import find_head, head_of, with_head
 from longtail.networks.classifier import classifier_of_form
 from longtail.networks.cosine import CosineHead, cosine_classifier
+from longtail.networks.head import find_head, head_of, with_head
 
 COUNTS = torch.tensor([50, 20, 5])
 

@@ -9,8 +9,8 @@ from longtail.losses import SupCon
 from longtail.networks import HybridSC
 from longtail.networks.contrast import prototypical
 from longtail.networks.hybrid_sc import HybridSCObjective
+from longtail.networks.objective import Progress
 from longtail.networks.vectors import unit
-from longtail.training.objective import Progress
 
 COUNTS = torch.tensor([50, 10, 2, 1])
 START, THIRD = Progress(0, 30, 0, 10), Progress(9, 30, 3, 10)

@@ -13,22 +13,22 @@ import torch
 import longtail
 from longtail.backbones import build_backbone
 from longtail.backbones.weights import load_backbone
-from longtail.calibration import calibrate_run
+from longtail.core.tensors import read_tensors
 from longtail.data.loading import Batch
-from longtail.evaluation import evaluate_run
-from longtail.extraction import extract_run
-from longtail.head import head_of
+from longtail.distributed.world import SINGLE_PROCESS
+from longtail.extraction.run import extract_run
 from longtail.methods import TRAIN_METHODS
-from longtail.metrics import evaluate_logits
-from longtail.outputs import Outputs
+from longtail.metrics.scores import evaluate_logits
+from longtail.networks.head import head_of
+from longtail.networks.objective import Progress
+from longtail.outputs.record import Outputs
 from longtail.recipes import RECIPES
-from longtail.runs import Run
-from longtail.scoring import score
-from longtail.tensors import read_tensors
-from longtail.training.journal import StopRequest
+from longtail.runs.folder import Run
+from longtail.runs.score import score
+from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.evaluate import evaluate_run
 from longtail.training.loop import Interrupted
-from longtail.training.objective import Progress
-from longtail.world import ALONE
+from longtail.training.stop import StopRequest
 
 COUNTS = torch.tensor([50, 20, 10, 4, 1])
 # The authors' alpha for ten classes; prototypes as they use them there.
@@ -169,14 +169,16 @@ def test_it_learns_and_is_evaluated(trained):
 def test_outputs_are_linear_in_the_features_and_can_be_calibrated(trained, tmp_path):
     shutil.copytree(trained[1], tmp_path / "run")
     run = Run.open(tmp_path / "run")
-    outputs = Outputs.open(extract_run(run, "test", ALONE))
+    outputs = Outputs.open(extract_run(run, "test", SINGLE_PROCESS))
     again = torch.from_numpy(outputs.features[:]) @ torch.from_numpy(outputs.head_weight).T
     if outputs.head_bias is not None:
         again = again + torch.from_numpy(outputs.head_bias)
     torch.testing.assert_close(again, torch.from_numpy(outputs.logits[:]), rtol=1e-4, atol=1e-4)
-    scored = score(run.load_model(), run.splits().test, run.transforms(run.splits())[1], ALONE, run.class_counts)
+    scored = score(
+        run.load_model(), run.splits().test, run.transforms(run.splits())[1], SINGLE_PROCESS, run.class_counts
+    )
     assert evaluate_logits(outputs.logits, outputs.labels, run.class_counts) == scored
-    folder, scores = calibrate_run(run, longtail.MARC(), "marc", ALONE)
+    folder, scores = calibrate_run(run, longtail.MARC(), "marc", SINGLE_PROCESS)
     metrics, _, _ = evaluate_run(folder, device="cpu")
     after = next(score.after for score in scores if score.split == "test")
     assert metrics.top1 == pytest.approx(after.top1, abs=2 / 600)
@@ -191,7 +193,7 @@ def test_options_of_the_step(name, change, tmp_path):
 
 
 def test_a_compiled_network_learns(tmp_path, capsys):
-    from longtail.display import Display
+    from longtail.core.progress import Display
 
     longtail.train(config("causal-norm", epochs=2, compile=True), tmp_path / "run", display=Display())
     assert "does not work here" not in capsys.readouterr().err
@@ -202,9 +204,9 @@ TWO_PROCESSES = """
 import json, sys
 from pathlib import Path
 from longtail.config import from_dict
-from longtail.display import Display
+from longtail.core.progress import Display
 from longtail.training.loop import Trainer
-from longtail.world import join
+from longtail.distributed.world import join
 
 with join("cpu") as world:
     for folder, config in json.loads(sys.argv[1]).items():
@@ -220,7 +222,7 @@ def test_two_processes_train_together(tmp_path):
     script.write_text(TWO_PROCESSES)
     runs = {str(tmp_path / name): to_dict(config(name, epochs=2)) for name in OPTIONS}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, str(script), json.dumps(runs)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, str(script), json.dumps(runs)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for folder in runs:
         weights = read_tensors(tmp_path / folder / "model.safetensors")[0]

@@ -9,9 +9,9 @@ from longtail.backbones import build_backbone
 from longtail.data.loading import Batch
 from longtail.errors import UserError
 from longtail.networks import OLTR
+from longtail.networks.objective import Progress
 from longtail.networks.oltr import OLTRObjective, centroid_loss
 from longtail.networks.vectors import unit_head
-from longtail.training.objective import Progress
 
 COUNTS = torch.tensor([50, 10, 2, 1])
 WEIGHT = "parametrizations.weight.original"

@@ -1,7 +1,7 @@
 import torch
 from torch.autograd import gradcheck
 
-from longtail.head import find_head, with_head
+from longtail.networks.head import find_head, with_head
 from longtail.networks.vectors import UnitRows, lengths, unit, unit_head
 
 

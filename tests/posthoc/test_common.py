@@ -14,7 +14,7 @@ import longtail
 from longtail import CRT, LWS, MARC, DisAlign, LogitAdjustment, Outputs
 from longtail.errors import UserError
 from longtail.methods import POSTHOC_METHODS, build_posthoc
-from longtail.metrics import evaluate_logits
+from longtail.metrics.scores import evaluate_logits
 
 TAIL = ("crt", "lws", "tau-norm", "disalign", "logit-adjustment", "marc")
 

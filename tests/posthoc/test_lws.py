@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from longtail import LWS, MARC
-from longtail.logit_rows import LogitRows
+from longtail.outputs.rows import LogitRows
 from longtail.posthoc.affine import AffineProblem
 
 

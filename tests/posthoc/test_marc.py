@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from longtail import MARC, Outputs
 from longtail.errors import UserError
-from longtail.metrics import evaluate_logits
+from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
 from longtail.posthoc.sgd import weighted_cross_entropy
@@ -173,7 +173,7 @@ def test_a_strong_pull_to_the_identity_changes_nothing():
 
 
 def test_the_answer_does_not_depend_on_chunks_or_order(monkeypatch):
-    from longtail import logit_rows
+    from longtail.outputs import rows as logit_rows
 
     logits, y, _, norms = problem_data(counts=(300, 120, 50, 20))
     whole = MARC(tolerance=1e-6).fit(logits, y, weight_norms=norms)

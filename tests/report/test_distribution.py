@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from longtail.profiling import Profile
-from longtail.report.distribution import distribution, write_plot
+from longtail.report.distribution import write_plot
+from longtail.report.terminal import distribution_table
+from longtail.tasks.class_distribution import Profile
 
 
 def of_counts(counts: list[int]) -> Profile:
@@ -17,7 +18,7 @@ def of_counts(counts: list[int]) -> Profile:
 def text_of(profile: Profile) -> str:
     console = Console(width=100, force_terminal=False)
     with console.capture() as capture:
-        console.print(distribution(profile))
+        console.print(distribution_table(profile))
     return capture.get()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail import Outputs
-from longtail.cli import main
+from longtail.cli.main import main
 from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import summarise
 

@@ -6,8 +6,9 @@ from scipy.stats import spearmanr
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from longtail import MARC, Outputs
-from longtail.metrics import evaluate_logits
-from longtail.report.summary import class_changes, describe_state, grouped_confusion, worst_confusions
+from longtail.metrics.scores import evaluate_logits
+from longtail.metrics.state import describe_state
+from longtail.report.summary import class_changes, grouped_confusion, worst_confusions
 
 
 def test_states_are_those_of_plain_formulas(real_outputs, real_summary):

@@ -5,21 +5,22 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
 
 import longtail
 from longtail.config import TrainConfig
-from longtail.display import Display
+from longtail.core.files import replacing
+from longtail.core.progress import Display
+from longtail.core.tensors import read_tensors
+from longtail.distributed.world import World
 from longtail.errors import UserError
-from longtail.files import replacing
 from longtail.recipes import RECIPES
-from longtail.runs import Run
-from longtail.tensors import read_tensors
-from longtail.training.journal import StopRequest
+from longtail.runs.folder import Run
 from longtail.training.loop import Interrupted, Trainer
-from longtail.world import World
+from longtail.training.stop import StopRequest
 
 SHORT = replace(RECIPES["digits-lt"], epochs=4, evaluate_every=1, checkpoint_every=1, device="cpu")
 
@@ -50,7 +51,7 @@ def test_training_learns_and_leaves_a_whole_run(tmp_path):
     run = Run.open(tmp_path / "run")
     assert run.config == config
     assert run.class_counts.sum() == run.details["data"]["images"]["train"]
-    assert run.details["versions"]["torch"] == torch.__version__.split("+")[0] or run.details["versions"]["torch"]
+    assert run.details["versions"]["torch"] == version("torch")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["validation"]["top1"] == metrics.top1
     assert lines[-1]["loss"] < lines[0]["loss"] / 3
@@ -205,7 +206,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     while not metrics.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 130
     assert f"go on with: longtail train --out {tmp_path / 'run'} --resume" in error
     assert (tmp_path / "run" / "checkpoint.safetensors").is_file()

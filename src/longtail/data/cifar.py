@@ -41,12 +41,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two data sets: its layouts, normalisation and size."""
+    """One of the two data sets: its size and its layouts."""
 
     name: str
     classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     python: Layout
     binary: Layout
 
@@ -56,16 +54,12 @@ CIFARS = {
     "cifar10": Cifar(
         "cifar10",
         10,
-        (0.4914, 0.4822, 0.4465),
-        (0.2470, 0.2435, 0.2616),
         Layout("cifar-10-batches-py", TEN, ("test_batch",), "batches.meta"),
         Layout("cifar-10-batches-bin", tuple(f"{n}.bin" for n in TEN), ("test_batch.bin",), "batches.meta.txt"),
     ),
     "cifar100": Cifar(
         "cifar100",
         100,
-        (0.5071, 0.4866, 0.4409),
-        (0.2673, 0.2564, 0.2762),
         Layout(
             "cifar-100-python", ("train",), ("test",), "meta", label_key="fine_labels", names_key="fine_label_names"
         ),

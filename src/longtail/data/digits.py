@@ -13,7 +13,6 @@ import torch
 
 from longtail.data.images import MemoryImages
 
-MEAN, STD = (0.3055,), (0.3761,)
 SIDE = 8
 TEST_PER_CLASS = 60
 

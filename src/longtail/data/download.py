@@ -14,10 +14,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from longtail.core.files import cache_folder
+from longtail.core.progress import Display
 from longtail.data.cifar import CIFARS, find_layout
-from longtail.display import Display
 from longtail.errors import UserError
-from longtail.files import cache_folder
 
 CHUNK = 1 << 20
 ATTEMPTS = 5

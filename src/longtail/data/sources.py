@@ -1,14 +1,124 @@
-"""Which data set a word on the command line names: a recipe, a folder, or a file that lists or holds images."""
+"""The table of data sources: what each is called, what it looks like on disk, and how it is read.
+
+This file imports nothing heavy (a reader is imported when it reads), so that help texts are quick.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from longtail.config import DataConfig
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from longtail.data.images import Images
+
+# (train, validation, test)
+Read = tuple["Images", "Images | None", "Images | None"]
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+DIGITS = ((0.3055,), (0.3761,))
+CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100 = ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where images come from.
+
+    Args:
+        layout: what is on disk, for help texts.
+        read: configuration and root folder to (train, validation, test).
+        statistics: mean and standard deviation per channel of the pixels, scaled to 0..1.
+        side: side of the square images, where it is fixed; images read from files are resized.
+    """
+
+    layout: str
+    read: Callable[[DataConfig, Path], Read]
+    statistics: Statistics = IMAGENET
+    side: int | None = None
+
+
+def _digits(config: DataConfig, root: Path) -> Read:
+    from longtail.data.digits import read_digits
+
+    train, test = read_digits()
+    return train, None, test
+
+
+def _cifar(config: DataConfig, root: Path) -> Read:
+    from longtail.data.cifar import read_cifar
+
+    train, test = read_cifar(config.data, root)
+    return train, None, test
+
+
+def _published(train: str, validation: str | None, test: str, classes: int) -> Callable[[DataConfig, Path], Read]:
+    """A published data set: list files below its root folder, and its number of classes."""
+
+    def read(config: DataConfig, root: Path) -> Read:
+        from longtail.data.list_files import read_lists
+
+        return read_lists(config, root, (train, validation, test), classes)
+
+    return read
+
+
+def _lists(config: DataConfig, root: Path) -> Read:
+    from longtail.data.list_files import read_lists
+
+    return read_lists(config, root)
+
+
+def _csv(config: DataConfig, root: Path) -> Read:
+    from longtail.data.csv_files import read_csv_splits
+
+    return read_csv_splits(config, root)
+
+
+def _parquet(config: DataConfig, root: Path) -> Read:
+    from longtail.data.parquet_files import read_parquet_splits
+
+    return read_parquet_splits(config, root)
+
+
+def _folder(config: DataConfig, root: Path) -> Read:
+    from longtail.data.list_files import read_folders
+
+    return read_folders(config, root)
+
+
+SOURCES: dict[str, Source] = {
+    "digits": Source("handwritten digits, 8x8 grey; part of the installation", _digits, DIGITS, side=8),
+    "cifar10": Source("cifar-10-batches-py or cifar-10-batches-bin (--download fetches it)", _cifar, CIFAR10, side=32),
+    "cifar100": Source("cifar-100-python or cifar-100-binary (--download fetches it)", _cifar, CIFAR100, side=32),
+    "imagenet-lt": Source(
+        "ImageNet_LT_train.txt, ImageNet_LT_val.txt, ImageNet_LT_test.txt and the images they name",
+        _published("ImageNet_LT_train.txt", "ImageNet_LT_val.txt", "ImageNet_LT_test.txt", 1000),
+    ),
+    "places-lt": Source(
+        "Places_LT_train.txt, Places_LT_val.txt, Places_LT_test.txt and the images they name",
+        _published("Places_LT_train.txt", "Places_LT_val.txt", "Places_LT_test.txt", 365),
+    ),
+    "inaturalist18": Source(
+        "iNaturalist18_train.txt, iNaturalist18_val.txt and the images they name",
+        _published("iNaturalist18_train.txt", None, "iNaturalist18_val.txt", 8142),
+        INATURALIST,
+    ),
+    "folder": Source("train/CLASS/IMAGE, and val/, test/ if there are; or CLASS/IMAGE", _folder),
+    "csv": Source("train.csv with a path and a label per row, and validation.csv, test.csv if there are", _csv),
+    "parquet": Source(
+        "train-*.parquet with columns image and label, and validation-*.parquet, test-*.parquet if there are", _parquet
+    ),
+    "lists": Source("list files named with --train-list, --validation-list, --test-list", _lists),
+}
 
 
 def find_data(name: str, root: str | None = None) -> DataConfig:

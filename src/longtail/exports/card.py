@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from longtail.calibration import CALIBRATION_FILE
-from longtail.data import image_side, statistics
-from longtail.evaluation import percent
-from longtail.files import write_json, write_text
+from longtail.core.files import write_json, write_text
+from longtail.core.tensors import read_tensors, write_tensors
+from longtail.core.text import percent
+from longtail.data.open import image_side, statistics
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
-from longtail.metrics import SHOTS
-from longtail.runs import METRICS_FILE, MODEL_FILE, RUN_FILE, Run
-from longtail.tensors import read_tensors, write_tensors
+from longtail.metrics.scores import SHOTS
+from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run
+from longtail.tasks.calibrate import CALIBRATION_FILE
 
 SHOWN_CLASSES = 100
 SCORES = {"top1": "top-1", "balanced": "balanced", **dict(zip(SHOTS, SHOTS, strict=True)), "macro_f1": "macro F1"}

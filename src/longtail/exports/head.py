@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from longtail.calibration import CALIBRATION_FILE
+from longtail.core.files import replacing, write_json
 from longtail.errors import UserError
-from longtail.files import replacing, write_json
-from longtail.head import find_head, head_of
 from longtail.networks.disalign_head import DisAlignHead
-from longtail.runs import RUN_FILE, Run
+from longtail.networks.head import find_head, head_of
+from longtail.runs.folder import RUN_FILE, Run
+from longtail.tasks.calibrate import CALIBRATION_FILE
 
 SOFTMAX = "probabilities = exp(logits) / sum(exp(logits))"
 SIGMOIDS = "s = 1 / (1 + exp(-logits)); probabilities = s / sum(s)"

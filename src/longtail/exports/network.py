@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
-from longtail.data import image_side, statistics
+from longtail.data.open import image_side, statistics
 from longtail.errors import UserError
-from longtail.runs import Run
+from longtail.runs.folder import Run
 
 TOLERANCE = 1e-4
 CHECKED_BATCHES = (1, 2, 5)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longtail.core.files import replacing
 from longtail.errors import UserError
 from longtail.exports.network import Deployment
-from longtail.files import replacing
-from longtail.runs import Run
+from longtail.runs.folder import Run
 
 INSTALL = "pip install 'longtail[export]'"
 

@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from longtail.core.files import replacing
 from longtail.errors import UserError
 from longtail.exports.network import Deployment
-from longtail.files import replacing
-from longtail.runs import Run
+from longtail.runs.folder import Run
 
 NOTES = "longtail.json"
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longtail.core.arrays import single_at_least
 from longtail.errors import UserError
-from longtail.precision import single_at_least
 
 ClassCounts = Tensor | np.ndarray | Sequence[int]
 ClassWeights = Tensor | np.ndarray | Sequence[float]

@@ -3,7 +3,7 @@
     m_c = n_c^(-1/4), rescaled so that the largest is max_margin
     loss = CE(s * (cos - m_y for the true class), y),    cos the cosines of features and class vectors
 
-Deferred re-weighting (DRW) is a schedule: see `longtail.training.schedules`.
+Deferred re-weighting (DRW) is a schedule: see `longtail.networks.deferred`.
 
 Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
 """

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longtail.distributed.world import summed
 from longtail.errors import number
 from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
-from longtail.world import summed
 
 
 class Seesaw(CountsLoss):

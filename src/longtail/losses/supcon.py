@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from longtail.core.arrays import single_at_least, without_autocast
 from longtail.errors import UserError, choose, number
 from longtail.losses.inputs import check_target
-from longtail.precision import single_at_least, without_autocast
 
 
 class SupCon(nn.Module):

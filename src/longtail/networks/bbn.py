@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from longtail.backbones import Backbone, num_features
 from longtail.data.loading import Batch
+from longtail.networks.objective import Progress
 from longtail.networks.schedule import parabolic
-from longtail.training.objective import Progress
 
 # Trained for 90 or 180 epochs, the released code divides by these instead.
 STRETCHED = {90: 100, 180: 200}

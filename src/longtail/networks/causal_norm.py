@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from longtail.backbones import num_features
+from longtail.core.arrays import single_at_least
+from longtail.distributed.world import summed
 from longtail.errors import UserError, number, whole_number
 from longtail.networks.vectors import unit, unit_head
-from longtail.precision import single_at_least
-from longtail.world import summed
 
 MOMENTUM = 0.9
 

@@ -13,10 +13,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from longtail.core.arrays import without_autocast
 from longtail.errors import number
 from longtail.networks.classifier import Classifier
 from longtail.networks.vectors import unit, unit_head
-from longtail.precision import without_autocast
 
 
 class CosineHead(nn.Module):

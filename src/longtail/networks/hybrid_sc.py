@@ -22,14 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.backbones import num_features
+from longtail.core.arrays import single_at_least
 from longtail.data.loading import Batch
 from longtail.errors import choose, number, whole_number
 from longtail.losses.supcon import SupCon
 from longtail.networks.contrast import prototypical
+from longtail.networks.objective import Progress
 from longtail.networks.schedule import parabolic
 from longtail.networks.vectors import SHORTEST, unit
-from longtail.precision import single_at_least
-from longtail.training.objective import Progress
 
 
 class HybridSC(nn.Module):

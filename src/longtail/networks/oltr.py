@@ -27,14 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.backbones import Backbone, num_features
+from longtail.backbones.inference import evaluating
+from longtail.core.arrays import single_at_least
 from longtail.data.loading import Batch
 from longtail.errors import number, whole_number
 from longtail.networks.attention import ModulatedAttention
-from longtail.networks.running import ClassMeans
+from longtail.networks.feature_means import ClassMeans
+from longtail.networks.objective import Progress
 from longtail.networks.vectors import SHORTEST, lengths, unit_head
-from longtail.precision import single_at_least
-from longtail.scoring import evaluating
-from longtail.training.objective import Progress
 
 REACH = 10.0
 MARGIN = 10.0

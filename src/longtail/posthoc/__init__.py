@@ -1,0 +1,24 @@
+"""Methods that repair a trained classifier from its stored outputs: one file each."""
+
+from longtail.posthoc.base import FitResult, PostHoc
+from longtail.posthoc.crt import CRT
+from longtail.posthoc.disalign import DisAlign
+from longtail.posthoc.logit_adjustment import LogitAdjustment
+from longtail.posthoc.lws import LWS
+from longtail.posthoc.marc import MARC
+from longtail.posthoc.scaling import PlattScaling, TemperatureScaling, VectorScaling
+from longtail.posthoc.tau_norm import TauNorm
+
+__all__ = [
+    "CRT",
+    "LWS",
+    "MARC",
+    "DisAlign",
+    "FitResult",
+    "LogitAdjustment",
+    "PlattScaling",
+    "PostHoc",
+    "TauNorm",
+    "TemperatureScaling",
+    "VectorScaling",
+]

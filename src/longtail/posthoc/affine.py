@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.logit_rows import LogitRows
-from longtail.solver import Problem
-from longtail.world import ALONE, World
+from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.outputs.rows import LogitRows
+from longtail.posthoc.solver import Problem
 
 SMALL_PROBLEM = 1 << 22  # logits
 
@@ -47,7 +47,7 @@ class AffineProblem(Problem):
         ridge: float,
         centre: np.ndarray,
         shifts: bool = True,
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         self.rows = rows
         self.labels = labels

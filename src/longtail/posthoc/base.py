@@ -17,21 +17,13 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from longtail.core.arrays import as_array, single_at_least, writable
 from longtail.errors import UserError, choose, number, whole_number
-from longtail.head import linear_layer
-from longtail.outputs import Outputs
-from longtail.posthoc.inputs import (
-    Array,
-    FitData,
-    as_features,
-    as_logits,
-    check_rows,
-    from_arrays,
-    from_outputs,
-    refuse_beside_outputs,
-)
-from longtail.precision import as_array, single_at_least, writable
-from longtail.solver import Solution
+from longtail.networks.head import linear_layer
+from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
+from longtail.outputs.record import Outputs
+from longtail.posthoc.inputs import FitData, from_arrays, from_outputs
+from longtail.posthoc.solver import Solution
 
 CHOICES = {
     "solver": ("exact", "sgd"),

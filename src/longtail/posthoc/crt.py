@@ -18,21 +18,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError
-from longtail.logit_rows import LogitRows
+from longtail.outputs.checks import Array
+from longtail.outputs.rows import LogitRows
 from longtail.posthoc.base import FitResult, PostHoc
-from longtail.posthoc.inputs import Array, FitData
+from longtail.posthoc.inputs import FitData
 from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.sgd import train_parameters
-from longtail.solver import Problem, minimise
-from longtail.world import ALONE, World
+from longtail.posthoc.solver import Problem, minimise
 
 
 class LinearProblem(Problem):
     """`sum_i u_i CE(W f_i + b, y_i) + ridge / 2 * (|W|^2 + |b|^2)` over x = [W, b], streamed in chunks."""
 
     def __init__(
-        self, features: Array, labels: Tensor, sample_weights: Tensor, classes: int, ridge: float, world: World = ALONE
+        self,
+        features: Array,
+        labels: Tensor,
+        sample_weights: Tensor,
+        classes: int,
+        ridge: float,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         self.rows = LogitRows(features)
         self.labels = labels

@@ -16,7 +16,7 @@ from torch import Tensor
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
-from longtail.solver import minimise
+from longtail.posthoc.solver import minimise
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:

@@ -18,13 +18,13 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from longtail.outputs import Outputs
+from longtail.outputs.record import Outputs
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
-from longtail.posthoc.choosing import GAMMAS, balanced_accuracy, best_setting, number_or_auto, require_validation
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, number_or_auto, require_validation
 from longtail.posthoc.sgd import train_affine
-from longtail.solver import Solution, minimise
+from longtail.posthoc.solver import Solution, minimise
 
 PAPER_GAMMA = 1.2
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.logit_rows import LogitRows
+from longtail.outputs.rows import LogitRows
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
-from longtail.solver import Problem, minimise
+from longtail.posthoc.solver import Problem, minimise
 
 HOTTEST = 1000.0  # temperature
 

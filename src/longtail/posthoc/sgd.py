@@ -18,7 +18,7 @@ from torch import Tensor
 from longtail.data.samplers import Sampler
 from longtail.errors import UserError
 from longtail.posthoc.inputs import FitData
-from longtail.solver import Solution
+from longtail.posthoc.solver import Solution
 
 
 def train_parameters(

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from longtail.posthoc.base import AffinePostHoc, FitResult
-from longtail.posthoc.choosing import TAUS, balanced_accuracy, best_setting, number_or_auto, require_validation
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.selection import TAUS, balanced_accuracy, best_setting, number_or_auto, require_validation
 
 
 class TauNorm(AffinePostHoc):

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from longtail.calibration import run_outputs
+from longtail.core.files import write_json
+from longtail.core.progress import Display
 from longtail.data.images import DecodedImages, Images, MemoryImages
-from longtail.display import Display
+from longtail.distributed.world import SINGLE_PROCESS
 from longtail.errors import UserError
-from longtail.files import write_json
+from longtail.extraction.run import run_outputs
 from longtail.methods import POSTHOC_METHODS, build_posthoc
-from longtail.metrics import evaluate_logits
-from longtail.outputs import Outputs
+from longtail.metrics.scores import evaluate_logits
+from longtail.outputs.record import Outputs
 from longtail.posthoc.marc import MARC
 from longtail.report.figures import write_figures
 from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import Summary, summarise
-from longtail.runs import Run
-from longtail.world import ALONE
+from longtail.runs.folder import Run
 
 BESIDE = ("disalign", "crt", "lws")
 
@@ -38,9 +38,9 @@ def report_run(
     split = next((name for name in ("test", "validation") if name in sizes), None)
     if split is None:
         raise UserError(f"{run.folder} has neither a test nor a validation split; a report needs held-out images")
-    train = run_outputs(run, "train", ALONE, views=1, **options)
-    held_out = run_outputs(run, split, ALONE, **options)
-    validation = run_outputs(run, "validation", ALONE, **options) if "validation" in sizes else None
+    train = run_outputs(run, "train", SINGLE_PROCESS, views=1, **options)
+    held_out = run_outputs(run, split, SINGLE_PROCESS, **options)
+    validation = run_outputs(run, "validation", SINGLE_PROCESS, **options) if "validation" in sizes else None
     images = run.splits(root).split(split)
     context = Context(
         title=title_of(run),
@@ -84,8 +84,8 @@ def checkpoint_row(model_run: Run, data_run: Run, split: str, options: dict[str,
     if model_run.class_names != data_run.class_names:
         raise UserError(f"{model_run.folder} and {data_run.folder} do not have the same classes")
     scores = []
-    train = run_outputs(model_run, "train", ALONE, views=1, data_run=data_run, **options)
-    held_out = run_outputs(model_run, split, ALONE, data_run=data_run, **options)
+    train = run_outputs(model_run, "train", SINGLE_PROCESS, views=1, data_run=data_run, **options)
+    held_out = run_outputs(model_run, split, SINGLE_PROCESS, data_run=data_run, **options)
     marc = MARC().fit(train)
     for logits in (held_out.rows().read(slice(None)).numpy(), np.asarray(marc.transform(held_out))):
         scores.append(100 * evaluate_logits(logits, held_out.labels, held_out.class_counts).balanced)

@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from longtail.metrics import SHOTS, Metrics
+from longtail.metrics.scores import SHOTS, Metrics
+from longtail.metrics.state import State
 from longtail.report.style import AFTER, BEFORE, COUNTS, OTHER, drawing, short, slant
-from longtail.report.summary import State, Summary, grouped_confusion
+from longtail.report.summary import Summary, grouped_confusion
 
 # Without dates, so that the same figure is the same file.
 UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}

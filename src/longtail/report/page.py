@@ -15,11 +15,12 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from longtail import __version__
+from longtail.core.files import write_text
+from longtail.core.version import __version__
 from longtail.errors import UserError
-from longtail.files import write_text
-from longtail.metrics import SHOTS, Metrics, shot_groups
-from longtail.report.summary import State, Summary, grouped_confusion
+from longtail.metrics.scores import SHOTS, Metrics, shot_groups
+from longtail.metrics.state import State
+from longtail.report.summary import Summary, grouped_confusion
 
 ASSETS = Path(__file__).parent / "assets"
 THUMBNAIL = 64

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from longtail.tensors import read_tensors, write_tensors
+from longtail.core.tensors import read_tensors, write_tensors
 
 MOMENTUM = "momentum_buffer"
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
-import threading
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longtail.config import TrainConfig, differences
+from longtail.core.files import remove_unfinished, write_text
+from longtail.core.tensors import write_tensors
 from longtail.data.images import Splits
+from longtail.distributed.store import launch_id
+from longtail.distributed.world import World
 from longtail.errors import UserError
-from longtail.files import remove_unfinished, write_text
-from longtail.metrics import SHOTS, Metrics
-from longtail.runs import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
-from longtail.store import launch_id
-from longtail.tensors import write_tensors
+from longtail.metrics.scores import SHOTS, Metrics
+from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
 from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from longtail.training.plan import Plan
-from longtail.world import World
 
 
 class Journal:
@@ -173,32 +170,3 @@ def _open_tensorboard(folder: Path) -> Any:
     except ImportError as error:
         raise UserError("--tensorboard needs the extra: pip install 'longtail[tensorboard]'") from error
     return SummaryWriter(str(folder))
-
-
-class StopRequest:
-    """Turns Ctrl-C and the scheduler's SIGTERM into a wish to stop after the current step."""
-
-    def __init__(self) -> None:
-        self._asked = False
-
-    def __enter__(self) -> Self:
-        # Only the main thread may set handlers; elsewhere the caller stops training its own way.
-        in_main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-        self._before = {number: signal.signal(number, self._ask) for number in numbers}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-
-    def requested(self, world: World) -> bool:
-        """Whether any process was asked to stop."""
-        if world.size == 1:
-            return self._asked  # without waiting for the device
-        return bool(world.sum(torch.tensor(float(self._asked), device=world.device)))

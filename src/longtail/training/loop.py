@@ -18,21 +18,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig, comparable
-from longtail.data import open_splits
+from longtail.core.progress import Display
 from longtail.data.loading import Batch, load, resident
+from longtail.data.open import open_splits
 from longtail.data.samplers import Draw, Sampler
-from longtail.display import Display
+from longtail.distributed.world import World, join
 from longtail.errors import UserError, choose
 from longtail.methods import TRAIN_METHODS
-from longtail.metrics import Metrics
+from longtail.metrics.scores import Metrics
+from longtail.networks.objective import Progress
 from longtail.recipes import find_recipe
-from longtail.runs import build_network, image_channels, transforms
-from longtail.scoring import score
+from longtail.runs.network import build_network, image_channels, transforms
+from longtail.runs.score import score
 from longtail.training.checkpoint import TrainState
-from longtail.training.journal import Journal, StopRequest
-from longtail.training.objective import Progress
+from longtail.training.journal import Journal
 from longtail.training.plan import Plan
-from longtail.world import World, join
+from longtail.training.stop import StopRequest
 
 NOTE_EVERY = 20  # steps between looks at the loss, each of which waits for the device
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from longtail.config import TrainConfig
-from longtail.training.objective import Progress
+from longtail.networks.objective import Progress
 
 
 @dataclass(frozen=True)

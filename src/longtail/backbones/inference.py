@@ -1,0 +1,24 @@
+"""Running a frozen network: evaluation mode, and how many images go through it at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+BATCH = 64  # with more, activations outgrow what the allocator keeps, and every layer faults its pages in again
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients (batch-norm statistics fixed), then every part back to its mode before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():  # what a model keeps for itself in inference mode could never be trained with
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,5 @@
+"""The command line."""
+
+from longtail.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,140 @@
+"""`longtail calibrate`: stage two."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from longtail.cli.parsing import Output, parse, refuse
+from longtail.errors import UserError
+
+if TYPE_CHECKING:
+    from longtail.tasks.calibrate import Comparison
+
+HELP = """Repair a trained classifier: MARC by default, any post-hoc method by name.
+
+Of a run of ours, the model is run once over its training images (one augmented view), the method
+is fitted, and the repaired model is written as a run folder of its own, RUN/METHOD.
+
+Of saved logits, no model is needed: a .npz with logits (N, K) and labels (N,), a .npy with --labels,
+a .csv with a column called label, or .safetensors. Give the logits of training images; held-out
+logits (--validation, --test) are scored before and after. If the file also has head_weight, MARC
+scales its shifts by the norms of the class vectors (without it they are 1), and the repaired head
+is written to head.safetensors.
+
+Examples:
+  longtail calibrate runs/digits
+  longtail calibrate runs/c10 --options gamma auto
+  longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
+  longtail calibrate train.npz --test test.npz --out calibrated
+"""
+
+
+@dataclass(frozen=True)
+class Calibrate(Output):
+    """What to repair, and how."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """Folder of a finished run, or a file of saved logits and labels."""
+    method: str = "marc"
+    """Post-hoc method; `longtail methods` lists them."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Settings of the method, as name value pairs."""
+    out: Path | None = None
+    """Where the result goes (default: RUN/METHOD; needed for a file)."""
+    overwrite: bool = False
+    """Replace what is there."""
+
+    views: int = 1
+    """Run: augmented passes over the training images; 0 for clean images."""
+    root: str | None = None
+    """Run: folder of the data set, if it has moved since training."""
+    device: str = "auto"
+    """Run: auto, cpu, cuda, …"""
+    workers: int = 4
+    """Run: processes that decode images read from files."""
+
+    labels: Path | None = None
+    """File: labels of a .npy file of logits."""
+    validation: Path | None = None
+    """File: held-out logits and labels, for settings chosen on them."""
+    test: Path | None = None
+    """File: logits and labels to report on."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Calibrate, arguments, "calibrate", HELP)
+    if options.source.is_dir():
+        refuse(options, ("labels", "validation", "test"), options.source, "a run")
+        return _calibrate_run(options)
+    refuse(options, ("views", "root", "device", "workers"), options.source, "saved logits")
+    return _calibrate_file(options)
+
+
+def _calibrate_run(options: Calibrate) -> int:
+    from longtail.distributed.world import join
+    from longtail.methods import build_posthoc
+    from longtail.runs.folder import Run
+    from longtail.tasks.calibrate import calibrate_run
+
+    method = build_posthoc(options.method, options.options)
+    with join(options.device) as world:
+        run = Run.open(options.source)
+        world.require_alike(model=run.model_hash(), method=options.method, options=options.options, views=options.views)
+        folder, scores = calibrate_run(
+            run,
+            method,
+            options.method,
+            world,
+            out=options.out,
+            views=options.views,
+            root=options.root,
+            workers=options.workers,
+            overwrite=options.overwrite,
+            display=options.display(),
+        )
+    _show(options, method, scores, folder)
+    options.display().line(f"score it with: longtail evaluate {shlex.quote(str(folder))}")
+    return 0
+
+
+def _calibrate_file(options: Calibrate) -> int:
+    from longtail.distributed.world import join
+    from longtail.methods import build_posthoc
+    from longtail.outputs.readers import read_held_out, read_outputs
+    from longtail.tasks.calibrate import calibrate_files
+
+    if options.out is None:
+        raise UserError("say where the result goes: --out FOLDER")
+    method = build_posthoc(options.method, options.options)
+    with join("cpu") as world:
+        train = replace(read_outputs(options.source, options.labels), world=world)
+        world.require_alike(method=options.method, options=options.options, samples=len(train))
+        held_out = [
+            read_held_out(path, split, train)
+            for split, path in (("validation", options.validation), ("test", options.test))
+            if path is not None
+        ]
+        scores = calibrate_files(train, method, options.method, options.out, held_out, overwrite=options.overwrite)
+    _show(options, method, scores, options.out)
+    if not held_out:
+        options.display().line("no held-out logits were given (--test FILE), so nothing is scored")
+    return 0
+
+
+def _show(options: Calibrate, method: Any, scores: list[Comparison], folder: Path) -> None:
+    from longtail.report.terminal import comparison_table
+
+    display = options.display()
+    for score in scores:
+        display.table(comparison_table(score.split, {"before": score.before, options.method: score.after}))
+    result = method.result_
+    state = "solved" if result.converged else "NOT solved"
+    display.line(f"{options.method}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
+    display.line(f"written: {folder}")
+    rows = {score.split: {"before": score.before.to_dict(), "after": score.after.to_dict()} for score in scores}
+    options.print_json({"out": str(folder), "result": vars(result), **rows})

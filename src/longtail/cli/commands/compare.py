@@ -1,0 +1,84 @@
+"""`longtail compare`: methods x seeds on one data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from longtail.cli.commands.train import starting_point
+from longtail.cli.parsing import Output, parse
+from longtail.config import TrainConfig
+from longtail.errors import UserError
+
+HELP = """Compare methods on one data set over several seeds.
+
+longtail compare RECIPE --methods NAME … --out FOLDER [OPTIONS]
+
+Every decision-boundary method of a seed repairs the same softmax model; every stage-one method sees
+the same number of images. Cells that are done are not done again: the same command goes on after an
+interruption, and adding methods or seeds costs only the new cells. Options of a method are written
+name:option=value. Recipes, --config and all settings of training are those of `longtail train`.
+
+Leaves results.csv (tidy), results.json, table.md and table.tex in FOLDER.
+
+Examples:
+  longtail compare digits-lt --methods softmax tau-norm crt lws disalign marc --seeds 0 1 2 --out runs/digits-compare
+  longtail compare cifar10-lt-100 --root data --epochs 60 --methods softmax marc marc:solver=sgd --out runs/c10
+"""
+
+
+@dataclass(frozen=True)
+class Compare(Output):
+    """What to compare, and where it goes."""
+
+    settings: tyro.conf.OmitArgPrefixes[TrainConfig]
+    methods: tuple[str, ...]
+    """Methods, as `longtail methods` lists them; options as in marc:solver=sgd."""
+    out: Path
+    """Folder of the comparison; made if it does not exist."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds; at least three for a comparison worth the name."""
+    views: int = 1
+    """Augmented passes that decision-boundary methods are fitted on."""
+    jobs: int = 1
+    """Cells to work on at a time."""
+
+
+def main(arguments: list[str]) -> int:
+    start, rest = starting_point(arguments)
+    default = Compare(settings=start, methods=tyro.MISSING, out=tyro.MISSING)
+    options = parse(Compare, rest, "compare", HELP, default=default)
+    for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
+        if getattr(options.settings, one) != getattr(start, one):
+            raise UserError(f"--{one} is for a single run; a comparison takes --{several}")
+    from longtail.report.terminal import terminal_table
+    from longtail.tasks.compare import compare
+    from longtail.tasks.tables import summarise, write_tables
+
+    display = options.display()
+    results = compare(
+        options.settings,
+        options.methods,
+        options.out,
+        seeds=options.seeds,
+        views=options.views,
+        jobs=options.jobs,
+        display=display,
+    )
+    rows = summarise(results, options.out / "cells")
+    caption = describe(options.settings)
+    files = write_tables(rows, results, options.out, caption)
+    display.table(terminal_table(rows, caption))
+    display.line("written: " + ", ".join(str(file) for file in files))
+    scores = {row.method: {name: vars(value) if value else None for name, value in row.scores.items()} for row in rows}
+    options.print_json(scores)
+    return 0
+
+
+def describe(config: TrainConfig) -> str:
+    """The comparison in one line."""
+    tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
+    length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
+    return f"{config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"

@@ -1,0 +1,105 @@
+"""`longtail diagnose`: is this model long-tail biased?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from longtail.cli.parsing import Output, parse, refuse
+from longtail.errors import UserError
+
+if TYPE_CHECKING:
+    from longtail.outputs.record import Outputs
+    from longtail.tasks.diagnose import Diagnosis
+
+HELP = """Is this model long-tail biased, and would calibration help?
+
+Looks at held-out outputs: how mean margins and logits go with class size, and how much balanced
+accuracy margin calibration would gain, with an interval; says what to do in two sentences.
+
+Of a run, the validation split is used unless another is named. Of a file of saved logits (see
+`longtail calibrate`), give held-out samples; it needs class_counts of the training set in the file,
+or the training logits with --train.
+
+Examples:
+  longtail diagnose runs/digits
+  longtail diagnose held-out.npz --train train.npz
+"""
+
+
+@dataclass(frozen=True)
+class Diagnose(Output):
+    """What to look at."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """Folder of a finished run, or a file of held-out logits and labels."""
+    split: Literal["validation", "test"] = "validation"
+    """Run: which held-out images."""
+    train: Path | None = None
+    """File: logits and labels of the training images."""
+    root: str | None = None
+    """Run: folder of the data set, if it has moved since training."""
+    workers: int = 4
+    """Run: processes that decode images read from files."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Diagnose, arguments, "diagnose", HELP)
+    from longtail.tasks.diagnose import diagnose
+
+    if options.source.is_dir():
+        refuse(options, ("train",), options.source, "a run")
+        held_out, train = _of_run(options)
+    else:
+        held_out, train = _of_file(options)
+    diagnosis = diagnose(held_out, train)
+    _show(options, diagnosis)
+    return 0
+
+
+def _of_run(options: Diagnose) -> tuple[Outputs, Outputs | None]:
+    from longtail.distributed.world import SINGLE_PROCESS
+    from longtail.extraction.run import run_outputs
+    from longtail.runs.folder import Run
+
+    run = Run.open(options.source)
+    known: dict[str, Any] = {"root": options.root, "workers": options.workers, "display": options.display()}
+    if options.split not in run.details["data"]["images"]:
+        raise UserError(f"{options.source} has no {options.split} split; name another with --split")
+    return run_outputs(run, options.split, SINGLE_PROCESS, **known), run_outputs(
+        run, "train", SINGLE_PROCESS, views=1, **known
+    )
+
+
+def _of_file(options: Diagnose) -> tuple[Outputs, Outputs | None]:
+    from longtail.outputs.readers import read_outputs
+
+    held_out = read_outputs(options.source, split="held-out", need_counts=options.train is None)
+    if options.train is None:
+        return held_out, None
+    train = read_outputs(options.train)
+    return held_out.with_counts_of(train), train
+
+
+def _show(options: Diagnose, diagnosis: Diagnosis) -> None:
+    from rich.table import Table
+
+    from longtail.core.text import percent
+
+    metrics = diagnosis.before.metrics
+    table = Table("sign", title=f"{diagnosis.samples} {diagnosis.split} samples")
+    table.add_column("value", justify="right")
+    for name, value in diagnosis.before.correlation.items():
+        table.add_row(f"rank correlation of class size and mean {name[:-1]}", f"{value:+.2f}")
+    for name in ("many", "medium", "few", "balanced"):
+        table.add_row(f"{name} accuracy", percent(getattr(metrics, name)))
+    for name, gain in (("all classes", diagnosis.gain), ("the tail half", diagnosis.tail_gain)):
+        bounds = f" [{100 * (gain.low or 0):+.1f}, {100 * (gain.high or 0):+.1f}]"
+        table.add_row(f"gain of calibration, {name} (points)", f"{100 * gain.value:+.1f}{bounds}")
+    display = options.display()
+    display.table(table)
+    display.out.print(diagnosis.sentences(), markup=False)
+    options.print_json(diagnosis.to_dict())

@@ -1,0 +1,58 @@
+"""`longtail evaluate`: scores of a trained model on one split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from longtail.cli.parsing import Output, parse
+
+HELP = """Score a trained model on one split of its data.
+
+Prints top-1 and balanced accuracy, many / medium / few-shot accuracy (classes with more than 100,
+20 to 100, fewer than 20 training images), macro F1, expected calibration error and every class;
+writes the same and the confusion matrix to RUN/metrics-SPLIT.json.
+
+Examples:
+  longtail evaluate runs/digits
+  longtail evaluate runs/c10 --split validation --root /data --json
+"""
+
+
+@dataclass(frozen=True)
+class Evaluate(Output):
+    """Which model, on what."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a finished run, or of a calibrated model."""
+    split: Literal["test", "validation", "train"] = "test"
+    """Which images; never choose settings on test."""
+    root: str | None = None
+    """Folder of the data set, if it has moved since training."""
+    device: str = "auto"
+    """auto, cpu, cuda, …"""
+    workers: int = 4
+    """Processes that decode images read from files."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Evaluate, arguments, "evaluate", HELP)
+    from longtail.report.terminal import metrics_table
+    from longtail.tasks.evaluate import evaluate_run
+
+    display = options.display()
+    metrics, run, path = evaluate_run(
+        options.run,
+        options.split,
+        root=options.root,
+        device=options.device,
+        workers=options.workers,
+        display=display,
+    )
+    display.table(metrics_table(metrics, run.class_names, run.class_counts))
+    display.line(f"written: {path}")
+    options.print_json(metrics.to_dict())
+    return 0

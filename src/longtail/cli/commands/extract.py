@@ -1,0 +1,79 @@
+"""`longtail extract`: outputs of a trained model, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from longtail.cli.parsing import Output, parse
+
+HELP = """Run a trained model once over a split and keep features, logits and labels.
+
+The file (safetensors) also holds the head's weight and bias, the class counts, the split and the
+fingerprint of the model; calibration, reports and diagnosis read it instead of running the model.
+`longtail calibrate` does this by itself; use the command for other splits, more views or torchrun.
+
+Examples:
+  longtail extract runs/digits --split train --views 1
+  longtail extract runs/inat --split train --dtype float16 --no-logits
+  torchrun --nproc-per-node 8 -m longtail extract runs/imagenet --split train
+"""
+
+
+@dataclass(frozen=True)
+class Extract(Output):
+    """Which model, on what."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a finished run."""
+    split: Literal["train", "validation", "test"] = "train"
+    """Which images."""
+    views: int = 0
+    """Augmented passes over the training images; 0 for clean images."""
+    out: Path | None = None
+    """File to write (default: RUN/outputs/SPLIT[-viewsV].safetensors)."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Type of the stored features and logits."""
+    no_logits: bool = False
+    """Leave logits out; they are computed from the features when needed, as they are anyway above 1 GB of them."""
+    root: str | None = None
+    """Folder of the data set, if it has moved since training."""
+    device: str = "auto"
+    """auto, cpu, cuda, …"""
+    workers: int = 4
+    """Processes that decode images read from files."""
+    overwrite: bool = False
+    """Replace the file if it is there."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Extract, arguments, "extract", HELP)
+    from longtail.distributed.world import join
+    from longtail.errors import UserError
+    from longtail.extraction.run import extract_run, outputs_path
+    from longtail.runs.folder import Run
+
+    display = options.display()
+    with join(options.device) as world:
+        run = Run.open(options.run)
+        path = options.out or outputs_path(run, options.split, options.views)
+        if path.exists() and not options.overwrite:
+            raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
+        extract_run(
+            run,
+            options.split,
+            world,
+            views=options.views,
+            path=path,
+            dtype=options.dtype,
+            keep_logits=False if options.no_logits else None,
+            root=options.root,
+            workers=options.workers,
+            display=display,
+        )
+    display.line(f"written: {path}")
+    options.print_json({"outputs": str(path)})
+    return 0

@@ -1,0 +1,53 @@
+"""`longtail profile`: how long is the tail?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from longtail.cli.parsing import Output, parse
+from longtail.recipes import RECIPES
+
+HELP = f"""Show the class distribution of a data set before any training.
+
+DATA is a recipe ({", ".join(RECIPES)}), an image folder (one folder per class, or train/,
+val/ and test/ with one folder per class each), a list file with a path and a label per line, a CSV
+file of paths and labels, or Parquet files with images and labels (one, or a folder of them).
+Of a recipe the numbers are those that training sees: its tail cut, validation images held out.
+
+Examples:
+  longtail profile digits-lt
+  longtail profile cifar10-lt-100 --root data --plot classes.png
+  longtail profile photos --json
+"""
+
+
+@dataclass(frozen=True)
+class ProfileOptions(Output):
+    """What to look at."""
+
+    data: Annotated[str, tyro.conf.Positional]
+    """A recipe, a folder, or a list, CSV or Parquet file."""
+    root: str | None = None
+    """Folder of the data set (recipes), or that the paths in a list are relative to (default: the list's own)."""
+    plot: Path | None = None
+    """Also draw the distribution into this PNG file."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(ProfileOptions, arguments, "profile", HELP)
+    from longtail.report.distribution import write_plot
+    from longtail.report.terminal import distribution_table
+    from longtail.tasks.class_distribution import profile
+
+    found = profile(options.data, options.root)
+    display = options.display()
+    display.table(distribution_table(found))
+    if options.plot:
+        write_plot(found, options.plot)
+        display.line(f"written: {options.plot}")
+    options.print_json(found.to_dict())
+    return 0

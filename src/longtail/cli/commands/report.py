@@ -1,0 +1,86 @@
+"""`longtail report`: a page to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from longtail.cli.parsing import Output, parse, refuse
+from longtail.errors import UserError
+
+HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
+
+Of a run: mean logits and margins per class before and after MARC, class-wise accuracy, confusion
+matrices, F1, DisAlign beside MARC, reliability, who wins and who loses, the worst confusions with
+images, and a slider over operating points with the command that applies the chosen one. Further
+runs on the same classes show the effect of the stage-one data.
+
+Of saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
+
+Examples:
+  longtail report runs/digits
+  longtail report runs/c100-200 runs/c100-100 runs/c100-50 --out reports/c100
+  longtail report train.npz --test test.npz --out reports/mine
+"""
+
+
+@dataclass(frozen=True)
+class Report(Output):
+    """What to report on."""
+
+    sources: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folder of a finished run (more: further checkpoints), or one file of saved training logits."""
+    out: Path | None = None
+    """Folder of the report (default: RUN/report; needed for a file)."""
+    test: Path | None = None
+    """File: held-out logits and labels to report on."""
+    validation: Path | None = None
+    """File: held-out logits and labels to choose the operating point by."""
+    root: str | None = None
+    """Run: folder of the data set, if it has moved since training."""
+    workers: int = 4
+    """Run: processes that decode images read from files."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(Report, arguments, "report", HELP)
+    if not options.sources:
+        raise UserError("name a run folder or a file of saved logits: longtail report RUN")
+    page = _of_file(options) if options.sources[0].is_file() else _of_runs(options)
+    options.display().line(f"written: {page} (figures in {page.parent / 'figures'})")
+    options.print_json({"page": str(page)})
+    return 0
+
+
+def _of_runs(options: Report) -> Path:
+    from longtail.report.build import report_run
+    from longtail.runs.folder import Run
+
+    refuse(options, ("test", "validation"), options.sources[0], "a run")
+    for source in options.sources:
+        if (found := sorted((source / "runs").glob("*/run.json"))) and not (source / "run.json").is_file():
+            raise UserError(f"{source} is a comparison; report on one of its runs: longtail report {found[0].parent}")
+    runs = [Run.open(source) for source in options.sources]
+    out = options.out or options.sources[0] / "report"
+    return report_run(runs, out, root=options.root, workers=options.workers, display=options.display())[0]
+
+
+def _of_file(options: Report) -> Path:
+    from longtail.outputs.readers import read_held_out, read_outputs
+    from longtail.report.build import write_report
+    from longtail.report.page import Context
+
+    (source, *more) = options.sources
+    if more:
+        raise UserError("a report of saved logits takes one file; give held-out logits with --test")
+    if options.out is None or options.test is None:
+        raise UserError("a report of saved logits needs --test FILE (held-out logits) and --out FOLDER")
+    train = read_outputs(source)
+    held_out = read_held_out(options.test, "test", train)
+    validation = read_held_out(options.validation, "validation", train) if options.validation else None
+    command = ["longtail", "calibrate", str(source), "--test", str(options.test), "--out", "calibrated", "--overwrite"]
+    context = Context(source.stem, command, {"training logits": str(source), "test logits": str(options.test)})
+    return write_report(train, held_out, validation, context, options.out, options.display())[0]

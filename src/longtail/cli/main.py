@@ -1,0 +1,116 @@
+"""The command line: finds the command, parses its options, turns mistakes into one line and exit code 2.
+
+Commands are imported only when they are called, so help is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from longtail.core.version import __version__
+from longtail.distributed.environment import has_agent_store, is_main_process, number_of
+from longtail.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USER_ERROR, ReportedElsewhere, UserError, choose
+
+# Command → what it does, in one line. `longtail.cli.commands.<command>` has a function `main(arguments)`.
+COMMANDS = {
+    "profile": "show the class distribution of a data set before any training",
+    "train": "train a classifier on long-tailed images (stage one)",
+    "extract": "run a trained model once and keep its features and logits",
+    "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",
+    "compare": "compare methods over seeds: tables with intervals",
+    "diagnose": "is this model long-tail biased? would calibration help?",
+    "report": "an HTML page and figures: margins, accuracy, operating points, before and after",
+    "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
+    "methods": "list every method: family, paper, what it trains and what it needs",
+    "evaluate": "score a trained model: many / medium / few, per class, calibration error",
+    "completion": "print a script that completes commands, options and names in your shell",
+}
+
+# Commands whose work several processes share.
+TOGETHER = ("train", "extract", "calibrate", "evaluate")
+
+EXAMPLE = "longtail train digits-lt --out runs/digits"
+ENVIRONMENT = """Every command takes --quiet (print nothing but errors) and --json (print one JSON document).
+Environment: LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail); NO_COLOR turns colours off."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return _dispatch(words)
+    except ReportedElsewhere:
+        return EXIT_USER_ERROR
+    except UserError as error:
+        _complain(str(error))
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        if is_main_process():
+            _print_error("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`longtail … | head`): not our mistake.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        # What the system does not allow: a file where a folder should be, no space, no permission.
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return EXIT_USER_ERROR
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        if is_main_process():
+            _print_help()
+        return 0
+    if words[0] in ("-V", "--version"):
+        if is_main_process():
+            print(f"longtail {__version__}")
+        return 0
+    name = choose("command", words[0], COMMANDS)
+    if name not in TOGETHER and number_of("WORLD_SIZE", 1) > 1:
+        raise UserError(f"longtail {name} is one process; under torchrun run one of: {', '.join(TOGETHER)}")
+    module = importlib.import_module(f"longtail.cli.commands.{name}")
+    return int(module.main(words[1:]) or 0)
+
+
+def _print_help() -> None:
+    console = Console(highlight=False)
+    console.print("longtail: long-tailed recognition, from training to margin calibration\n")
+    console.print("usage: longtail COMMAND [OPTIONS]      longtail COMMAND --help\n", markup=False)
+    table = Table.grid(padding=(0, 3))
+    for name, summary in COMMANDS.items():
+        table.add_row(f"  [bold]{name}[/bold]", summary)
+    console.print(table)
+    console.print(f"\nexample: {EXAMPLE}\n\n{EXIT_CODES}\n{ENVIRONMENT}", markup=False)
+
+
+def _warn(message: Warning | str, *where: object, **more: object) -> None:
+    """A warning as one line, without the place in the code that it comes from."""
+    if is_main_process():
+        _print_error(f"warning: {message}")
+
+
+def _complain(message: str) -> None:
+    """Print an error, unless another process that torchrun started has said the same."""
+    if has_agent_store() and os.environ.get("WORLD_SIZE") != "1":
+        from longtail.distributed.store import first_to_say
+
+        if not first_to_say(message):
+            return
+    _print_error(message)
+
+
+def _print_error(message: str) -> None:
+    """One line, even where a message from a library was quoted."""
+    line = " ".join(message.split())
+    Console(stderr=True, highlight=False).print(f"longtail: {line}", markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What every room uses: files, arrays, progress, text."""

@@ -1,0 +1,88 @@
+"""What a long job shows: a live bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from longtail.core.text import clock
+
+LINE_SECONDS = 10.0
+
+
+class Task:
+    """One job of known length, in units such as images."""
+
+    def __init__(self, display: Display, title: str, total: int, done: int, unit: str) -> None:
+        self.title = title
+        self.total = total
+        self.done = self.first = done
+        self.unit = unit
+        self.note = ""
+        self._display = display
+        self._start = self._last_line = time.monotonic()
+        self._bar: Progress | None = None
+
+    def advance(self, amount: int, note: str = "") -> None:
+        """Count `amount` more as done; `note` stands beside the bar."""
+        self.done += amount
+        self.note = note or self.note
+        if self._bar:
+            self._bar.update(
+                self._bar.task_ids[0], completed=self.done, note=f"{self.speed:.0f} {self.unit}/s  {self.note}"
+            )
+        elif time.monotonic() - self._last_line > LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self._display.line(self.describe())
+
+    @property
+    def speed(self) -> float:
+        """Units per second since the task was opened."""
+        return (self.done - self.first) / max(time.monotonic() - self._start, 1e-9)
+
+    @property
+    def left(self) -> str:
+        """Time to the end, at the speed so far."""
+        return clock((self.total - self.done) / self.speed) if self.speed else "unknown time"
+
+    def describe(self) -> str:
+        note = f"  {self.note}" if self.note else ""
+        return (
+            f"{self.title} {100 * self.done / max(self.total, 1):3.0f} %  {self.speed:.0f} {self.unit}/s"
+            f"  {self.left} left{note}"
+        )
+
+
+class Display:
+    """Where progress and results are printed; progress goes to standard error."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.out = Console(quiet=quiet, highlight=False)
+        self.error = Console(stderr=True, quiet=quiet, highlight=False)
+
+    def line(self, text: str) -> None:
+        """One line about how the work goes."""
+        self.error.print(text, markup=False, soft_wrap=True)
+
+    def table(self, table: RenderableType) -> None:
+        """A result."""
+        self.out.print(table)
+
+    @contextmanager
+    def task(self, title: str, total: int, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
+        """A progress bar, or a line every few seconds where there is no terminal."""
+        task = Task(self, title, total, done, unit)
+        if self.quiet or not sys.stderr.isatty():
+            yield task
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=self.error) as bar:
+            bar.add_task(title, total=total, completed=done, note="")
+            task._bar = bar
+            yield task

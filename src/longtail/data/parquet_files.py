@@ -1,0 +1,187 @@
+"""Image sets in Parquet files, as the Hugging Face hub keeps them: compressed images and labels in columns.
+
+Labels are read at once, images when they are needed. A row group of such a file holds a hundred
+images and more, so drawing single images from it would read all of them each time: on first use
+the images are copied, as they are, into an Arrow file in the cache, which the operating system
+maps into memory page by page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from longtail.config import DataConfig
+from longtail.core.files import cache_folder, locked, replacing
+from longtail.data.images import DecodedImages
+from longtail.data.labels import from_names, from_numbers
+from longtail.errors import UserError
+
+IMAGE_NAMES = ("image", "img", "picture", "images")
+LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
+COPIED_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetImages(DecodedImages):
+    """Images in a column of Parquet files.
+
+    Args:
+        files: in this order.
+        column: what the images are called.
+        rows: one row per image, counted through all files.
+    """
+
+    files: tuple[Path, ...]
+    column: str
+    rows: np.ndarray = field(repr=False)
+
+    def subset(self, indices: np.ndarray) -> ParquetImages:
+        return replace(self, labels=self.labels[torch.from_numpy(indices)], rows=self.rows[indices])
+
+    def path(self, index: int) -> Path:
+        """FILE/row N, as errors call it."""
+        row = int(self.rows[index])
+        for file in self.files:
+            count = _parquet().ParquetFile(file).metadata.num_rows
+            if row < count:
+                return file / f"row {row}"
+            row -= count
+        raise IndexError(index)
+
+    def source(self, index: int) -> Path | BytesIO:
+        cell = _copied(self.files, self.column)[int(self.rows[index])].as_py()
+        content, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
+        if content is None and name:
+            return self.path(index).parent.parent / str(name)
+        return BytesIO(content or b"")
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError("Parquet files need pyarrow: pip install 'longtail[parquet]'") from error
+    return parquet
+
+
+def parquet_files(folder: Path, split: str) -> tuple[Path, ...]:
+    """The files of a split below a folder or its `data` folder: `train-00000-of-00002.parquet`, …
+
+    Files that name no split are for training.
+    """
+    found = sorted([*folder.glob("*.parquet"), *(folder / "data").glob("*.parquet")])
+    of_split = {name: tuple(file for file in found if file.name.startswith(name)) for name in ("train", "val", "test")}
+    if split == "train" and not any(of_split.values()):
+        return tuple(found)
+    return of_split[split]
+
+
+def read_parquet(
+    files: Sequence[Path], *, class_names: tuple[str, ...] | None = None, skip_broken: bool = False
+) -> ParquetImages:
+    """Images of Parquet files; class names are those the files know, unless given."""
+    tables, image_column = [], ""
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"Parquet file {file} does not exist")
+        parquet = _parquet()
+        try:
+            schema = parquet.read_schema(file)
+            image_column = _column(schema, IMAGE_NAMES, file)
+            tables.append(parquet.read_table(file, columns=[_column(schema, LABEL_NAMES, file)]).column(0))
+        except (OSError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{file} is not a whole Parquet file: {error}") from error
+    values = np.concatenate([column.to_numpy() for column in tables])
+    if len(values) == 0:
+        raise UserError(f"{files[0]} has no rows")
+
+    def where(place: int) -> str:
+        return f"{files[0].parent}, row {place}"
+
+    known = class_names or _named_classes(_parquet().read_schema(files[0]))
+    if values.dtype.kind in "iu":
+        labels, names = from_numbers(values, known, where)
+    elif all(isinstance(value, str) for value in values):
+        labels, names = from_names(values.tolist(), known, where)
+    else:
+        raise UserError(f"{files[0]} has labels that are neither whole numbers nor names, or some are missing")
+    return ParquetImages(
+        labels=labels,
+        class_names=names,
+        skip_broken=skip_broken,
+        files=tuple(files),
+        column=image_column,
+        rows=np.arange(len(values)),
+    )
+
+
+def read_parquet_splits(
+    config: DataConfig, root: Path
+) -> tuple[ParquetImages, ParquetImages | None, ParquetImages | None]:
+    """(train, validation, test) of the files named, or of train-*.parquet and the like below the root."""
+
+    def read(split: str, class_names: tuple[str, ...] | None = None) -> ParquetImages | None:
+        given: str | None = getattr(config, f"{split}_list")
+        name = "val" if split == "validation" else split
+        files = (Path(given).expanduser(),) if given else parquet_files(root, name)
+        return read_parquet(files, class_names=class_names, skip_broken=config.skip_broken) if files else None
+
+    train = read("train")
+    if train is None:
+        raise UserError(f"no training images in {root}; expected {root}/train-*.parquet, or give --train-list FILE")
+    return train, read("validation", train.class_names), read("test", train.class_names)
+
+
+def _column(schema: Any, names: Sequence[str], file: Path) -> str:
+    for name in names:
+        if name in schema.names:
+            return name
+    raise UserError(f"{file} has no column {names[0]!r}; its columns: {', '.join(schema.names)}")
+
+
+def _named_classes(schema: Any) -> tuple[str, ...] | None:
+    """The names that the `datasets` library writes beside a column of class labels."""
+    details = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = details.get("info", {}).get("features", {})
+    for name in LABEL_NAMES:
+        if name in schema.names:
+            return tuple(map(str, features.get(name, {}).get("names") or ())) or None
+    return None
+
+
+@lru_cache(maxsize=8)
+def _copied(files: tuple[Path, ...], column: str) -> Any:
+    """The image column of all files as one memory-mapped array; copied once, by one process."""
+    import pyarrow as pa
+
+    states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(json.dumps([states, column]).encode()).hexdigest()[:24]
+    path = cache_folder() / "parquet" / f"{key}.arrow"
+    with locked(path):
+        if not path.is_file():
+            with replacing(path) as temporary:
+                _copy(files, column, temporary)
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0)
+
+
+def _copy(files: tuple[Path, ...], column: str, out: Path) -> None:
+    import pyarrow as pa
+
+    parquet = _parquet()
+    schema = pa.schema([parquet.read_schema(files[0]).field(column)])
+    with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for file in files:
+            for batch in parquet.ParquetFile(file).iter_batches(COPIED_ROWS, columns=[column]):
+                writer.write_batch(batch.cast(schema))

@@ -1,0 +1,197 @@
+"""Arrays that people hand in, checked: never a wrong answer in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.core.arrays import as_array, plain
+from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.errors import UserError
+from longtail.outputs.rows import LogitRows
+
+Array = np.ndarray | Tensor
+
+
+def as_logits(logits: Any) -> Array:
+    """A 2-d array of finite numbers that can be logits; an error names the first bad row."""
+    array: Array
+    if isinstance(logits, Tensor):
+        array = plain(logits)
+        kind = "f" if logits.is_floating_point() else "c" if logits.is_complex() else "i"
+    else:
+        if hasattr(logits, "toarray"):
+            raise UserError("logits are a sparse matrix; pass a dense array")
+        array = np.asarray(logits)
+        kind = array.dtype.kind
+        if kind == "O":
+            array, kind = _from_objects(array, "logits"), "f"
+    if kind == "c":
+        raise UserError("Complex data not supported: logits must be real numbers")
+    if kind not in "fiub":
+        raise UserError(f"logits must be numbers, not {array.dtype}")
+    if array.ndim != 2:
+        hint = ". Reshape your data: X.reshape(1, -1) makes one sample of it" if array.ndim == 1 else ""
+        raise UserError(f"logits must have shape (samples, classes), not {tuple(array.shape)}{hint}")
+    if isinstance(array, np.ndarray) and (array.dtype.byteorder not in "=|" or array.dtype == np.longdouble):
+        array = array.astype(np.float64)
+    check_rows(LogitRows(array))
+    return array
+
+
+def as_features(features: Any, size: int) -> Array:
+    """Features (N, D), finite, one row per sample."""
+    array = as_array(features)
+    if array.dtype.kind not in "fiub":
+        array = _from_objects(array, "features")
+    if array.ndim != 2 or len(array) != size:
+        raise UserError(f"features must have shape ({size}, D), not {tuple(array.shape)}")
+    for where, chunk in LogitRows(array).chunks():
+        if (row := _broken_row(where, chunk)) is not None:
+            raise UserError(f"features of row {row} contain NaN or inf")
+    return array
+
+
+def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} must be numbers: {error} (argument must be a string or a number)") from error
+
+
+def check_rows(rows: LogitRows, world: World = SINGLE_PROCESS) -> None:
+    """At least two classes, at least one sample, finite, and not probabilities; each process looks at its share."""
+    size, classes = rows.shape
+    if size == 0:
+        raise UserError("there are no samples: 0 sample(s) (shape=(0, …)) while a minimum of 1 is required.")
+    if classes == 0:
+        raise UserError(f"0 feature(s) (shape=({size}, 0)) while a minimum of 1 is required.")
+    if classes == 1:
+        raise UserError(f"one class only: logits of shape ({size}, 1) leave nothing to choose; 1 feature(s)")
+    computed = rows.stored is not rows
+    # What a linear head gives is finite if its inputs are; that it gives no probabilities shows in a few rows.
+    probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True
+    broken = None
+    for where, chunk in rows.stored.chunks(*world.share(size)):
+        if (broken := _broken_row(where, chunk)) is not None:
+            break
+        probabilities = probabilities and (computed or _are_probabilities(chunk))
+    found = world.gather((broken, probabilities))  # all processes stop, or none
+    for row, _ in found:
+        if row is not None:
+            name = "features" if computed else "logits"
+            raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or mend the model")
+    if size > 1 and all(they_are for _, they_are in found):  # one row may sum to 1 by chance
+        raise UserError("these are probabilities (every row sums to 1), not logits; pass logits, or log(probabilities)")
+
+
+def _broken_row(where: slice, chunk: Tensor) -> int | None:
+    """The first of these rows that contains NaN or inf."""
+    if bool(torch.isfinite(chunk.sum(1)).all()):
+        return None
+    broken = (~torch.isfinite(chunk)).any(1).nonzero()  # none, where only the sum was too large
+    return where.start + int(broken[0]) if len(broken) else None
+
+
+def _are_probabilities(chunk: Tensor) -> bool:
+    """Every row sums to 1, but for rounding: to two digits in a text file, or to bfloat16."""
+    return bool(((chunk.sum(1) - 1).abs() < 0.02).all() and (chunk >= 0).all())
+
+
+def as_labels(y: Any, shape: tuple[int, ...], known: np.ndarray | None = None) -> tuple[Tensor, np.ndarray]:
+    """Labels 0..K-1 (N,) int64, and what the user calls the classes (K,): `known`, if they have been named before."""
+    size, classes = shape
+    if y is None:
+        raise UserError("requires y to be passed, but the target y is None")
+    values = as_array(y)
+    if values.shape == (size, 1):
+        from sklearn.utils.validation import column_or_1d  # late: training works without scikit-learn
+
+        values = column_or_1d(values, warn=True)
+    if values.ndim != 1:
+        raise UserError(f"labels must have shape ({size},), not {values.shape}")
+    if len(values) != size:
+        raise UserError(f"inconsistent numbers of samples: {size} rows of logits and {len(values)} labels")
+    if values.dtype.kind in "iubf":
+        numbers = _whole_numbers(values)
+        if numbers.min() < 0 or numbers.max() >= classes:
+            raise UserError(
+                f"labels must be 0..{classes - 1}, the column of each class in the logits; "
+                f"found {numbers.min()}..{numbers.max()}"
+            )
+        return torch.from_numpy(numbers), np.arange(classes)
+    if known is not None:
+        strange = sorted(set(values.tolist()) - set(known.tolist()))
+        if strange:
+            raise UserError(f"{strange[0]!r} is not among the classes of the fit: {', '.join(map(str, known[:8]))}")
+        return torch.from_numpy(np.searchsorted(known, values)), known
+    names, codes = np.unique(values, return_inverse=True)
+    if len(names) != classes:
+        raise UserError(
+            f"the logits have {classes} columns but y names {len(names)} classes; "
+            "names need one column each, in alphabetical order"
+        )
+    if all(str(name).isdecimal() for name in names) and (np.diff([int(name) for name in names]) < 0).any():
+        raise UserError(
+            f"y holds numbers written as text, whose alphabetical order ({', '.join(map(str, names[:4]))}, …) is not "
+            "that of the columns; pass them as numbers"
+        )
+    return torch.from_numpy(codes.astype(np.int64)), names
+
+
+def _whole_numbers(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            raise UserError("labels contain NaN or infinity")
+        if (values != np.round(values)).any():
+            raise UserError("Unknown label type: continuous. Labels must be classes, not real numbers")
+    return values.astype(np.int64)
+
+
+def as_counts(class_counts: Any, classes: int) -> np.ndarray:
+    """Training samples per class, all positive."""
+    counts = vector(class_counts, classes, "class_counts")
+    if (counts < 0).any():
+        raise UserError(f"class_counts[{int(np.argmin(counts))}] is negative")
+    return counts
+
+
+def as_norms(weight_norms: Any, classes: int) -> np.ndarray:
+    """Norms of the head's class vectors, all positive."""
+    norms = vector(weight_norms, classes, "weight_norms")
+    if (norms <= 0).any():
+        raise UserError(f"weight_norms[{int(np.argmin(norms))}] is {norms.min():g}; a class vector must not be zero")
+    return norms
+
+
+def vector(values: Any, classes: int, name: str) -> np.ndarray:
+    array = as_array(values)
+    if array.shape != (classes,):
+        raise UserError(f"{name} must have one number per class: shape ({classes},), not {array.shape}")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise UserError(f"{name}[{int(np.argmin(np.isfinite(array)))}] is not finite")
+    return array
+
+
+def require_every_class(seen: np.ndarray, counts: np.ndarray) -> None:
+    """Both the samples at hand and the stated training counts need every class."""
+    for values, where in ((seen, "labels"), (counts, "class_counts")):
+        empty = np.flatnonzero(values == 0)
+        if len(empty):
+            more = f" (and {len(empty) - 1} more classes)" if len(empty) > 1 else ""
+            few = f" of {seen.sum()} sample(s)" if seen.sum() < len(seen) else ""
+            raise UserError(
+                f"class {empty[0]} has no sample in {where}{few}{more}; "
+                "calibration needs at least one per class: leave the class out or find samples of it"
+            )
+
+
+def refuse_beside_outputs(**given: Any) -> None:
+    """Outputs hold everything: an argument that says it once more would contradict them or be lost."""
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise UserError(f"Outputs hold their own {', '.join(named)}; dataclasses.replace(outputs, …) changes them")

@@ -1,0 +1,81 @@
+"""Logits of many samples, read some rows at a time: stored, mapped from a file, or computed from features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.core.arrays import writable
+
+CHUNK_NUMBERS = 1 << 19  # logits worked on at a time: 2 MB in float32
+COMPUTED_NUMBERS = 1 << 20  # of logits computed from features: a larger product makes more of the weights it reads
+CHUNK_ROWS = 2048  # more would lose digits where float32 numbers of one chunk are added up
+
+
+class LogitRows:
+    """Logits (N, K) read in float32 chunks: given, or computed from features and a linear head.
+
+    Args:
+        logits: (N, K) array or tensor of any float or integer type; may be memory-mapped.
+        features: (N, D), instead of logits.
+        weight: (K, D) of the head, with features.
+        bias: (K,) of the head, with features.
+    """
+
+    def __init__(
+        self,
+        logits: np.ndarray | Tensor | None = None,
+        *,
+        features: np.ndarray | Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        self._rows = logits if logits is not None else features
+        self._weight = None if logits is not None else weight
+        self._bias = bias
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        assert self._rows is not None
+        columns = self._rows.shape[1] if self._weight is None else self._weight.shape[0]
+        return self._rows.shape[0], columns
+
+    def read(self, rows: slice | np.ndarray) -> Tensor:
+        """Logits of some rows, (B, K) float32."""
+        assert self._rows is not None
+        chunk = writable(self._rows[rows]).to(torch.float32)
+        if self._weight is None:
+            return chunk
+        return torch.nn.functional.linear(chunk, self._weight, self._bias)
+
+    @property
+    def stored(self) -> LogitRows:
+        """What is read from disk or memory: the logits themselves, or the features they are computed from."""
+        return self if self._weight is None else LogitRows(self._rows)
+
+    def of_labels(self, rows: slice, labels: Tensor) -> Tensor:
+        """The logit of each row's own class, (B,) float64; from features this costs no pass over all classes."""
+        if self._weight is None:
+            return self.read(rows).gather(1, labels.unsqueeze(1)).squeeze(1).double()
+        own = (self.stored.read(rows).double() * self._weight[labels].double()).sum(1)
+        return own if self._bias is None else own + self._bias[labels].double()
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows in a chunk."""
+        numbers = CHUNK_NUMBERS if self._weight is None else COMPUTED_NUMBERS
+        return min(max(numbers // self.shape[1], 1), CHUNK_ROWS)
+
+    def slices(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
+        """The rows of each chunk from `first` to `last`."""
+        stop = self.shape[0] if last is None else last
+        for start in range(first, stop, self.chunk_rows):
+            yield slice(start, min(start + self.chunk_rows, stop))
+
+    def chunks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Chunks of rows from `first` to `last`."""
+        for rows in self.slices(first, last):
+            yield rows, self.read(rows)

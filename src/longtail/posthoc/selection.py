@@ -1,0 +1,48 @@
+"""Choosing a setting on held-out outputs, never on the training images and never on the test split."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from longtail.errors import UserError, number
+from longtail.metrics.scores import evaluate_predictions
+from longtail.posthoc.inputs import FitData
+
+# What is tried for "auto".
+TAUS = GAMMAS = tuple(round(0.1 * step, 1) for step in range(21))
+
+
+def require_validation(validation: FitData | None, setting: str) -> FitData:
+    """The held-out outputs, or an error that says why they are needed."""
+    if validation is None:
+        raise UserError(
+            f'{setting}="auto" needs held-out outputs: fit(…, validation=outputs or (logits, y)), on the command line '
+            "--validation FILE. Logits of images the network was trained on are overconfident and choose badly"
+        )
+    return validation
+
+
+def balanced_accuracy(scale: np.ndarray, shift: np.ndarray, held_out: FitData) -> float:
+    """Mean accuracy of the classes when logits become `scale * logits + shift`."""
+    factor, offset = torch.from_numpy(scale).float(), torch.from_numpy(shift).float()
+    best = [torch.addcmul(offset, logits, factor).argmax(1) for _, logits in held_out.rows.chunks()]
+    return evaluate_predictions(torch.cat(best), held_out.labels, held_out.class_counts).balanced
+
+
+def best_setting(scores: dict[float, float], usual: float) -> float:
+    """The setting with the best score; of equally good ones the nearest to the usual.
+
+    >>> best_setting({0.0: 0.5, 0.9: 0.7, 1.4: 0.7}, usual=1.0)
+    0.9
+    """
+    return max(scores, key=lambda setting: (scores[setting], -abs(setting - usual)))
+
+
+def number_or_auto(value: object, name: str, **bounds: float) -> None:
+    """A setting is "auto" or a number within bounds."""
+    try:
+        if value != "auto":
+            number(name, value, **bounds)
+    except UserError as error:
+        raise UserError(f'{error}; or "auto"') from error

@@ -1,0 +1,158 @@
+"""Results as tables on a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from longtail.core.text import percent
+from longtail.metrics.intervals import Interval
+from longtail.metrics.scores import FEW, MANY, SHOTS, Metrics, shot_groups
+from longtail.report.distribution import imbalance_text
+from longtail.tasks.class_distribution import Profile
+from longtail.tasks.tables import HEADINGS, Row, _number, _range, _ranks
+
+SHOWN_CLASSES = 20
+CHART_BARS = 20
+BAR_WIDTH = 32
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def metrics_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray) -> Group:
+    """Overall scores, then the classes from head to tail (the ends only, if they are many)."""
+    overall = comparison_table(f"{metrics.samples} images", {"": metrics})
+    return Group(overall, _class_table(metrics, class_names, class_counts))
+
+
+def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
+    """Scores of several models, one row each."""
+    table = Table("", title=title)
+    for name in ("top-1", "balanced", *SHOTS, "macro F1", "ECE"):
+        table.add_column(name, justify="right")
+    for name, metrics in rows.items():
+        shots = (metrics.many, metrics.medium, metrics.few)
+        scores = (metrics.top1, metrics.balanced, *shots, metrics.macro_f1, metrics.ece)
+        table.add_row(name, *(percent(score) for score in scores))
+    return table
+
+
+def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray) -> Table:
+    table = Table("class", title="classes, head to tail")
+    for name in ("training images", "shots", "accuracy", "F1"):
+        table.add_column(name, justify="right")
+    groups = shot_groups(class_counts)
+    order = np.argsort(-class_counts, kind="stable")
+    ends = len(order) > SHOWN_CLASSES
+    shown = [*order[: SHOWN_CLASSES // 2], None, *order[-SHOWN_CLASSES // 2 :]] if ends else list(order)
+    for label in shown:
+        if label is None:
+            table.add_row("…", "…", "…", "…", "…")
+            continue
+        shots = next(name for name in SHOTS if groups[name][label])
+        scores = percent(metrics.per_class[label]), percent(metrics.f1_per_class[label])
+        table.add_row(class_names[label], str(class_counts[label]), shots, *scores)
+    return table
+
+
+def terminal_table(rows: list[Row], caption: str) -> Table:
+    """What fits on a terminal: shots, overall and the difference from Softmax."""
+    table = Table(title=caption)
+    table.add_column("method", overflow="fold")
+    shown = (*SHOTS, "balanced")
+    for name in (*(HEADINGS[score].lower() for score in shown), "vs Softmax"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ranks = {score: _ranks(rows, score) for score in shown}
+    marks = {0: "[bold]{}[/bold]", 1: "[underline]{}[/underline]"}
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before and before.family != row.family:
+            table.add_section()
+        cells = []
+        for score in shown:
+            interval = row.scores[score]
+            mean = Interval(interval.value) if interval and score != "balanced" else interval
+            cells.append(marks.get(ranks[score].get(row.method, 2), "{}").format(_number(mean)))
+        table.add_row(row.title, *cells, escape(_range(row.against.get("softmax"))))
+    return table
+
+
+def bar(value: float, largest: float, width: int = BAR_WIDTH) -> str:
+    """A bar of block characters; anything above 0 can be seen.
+
+    >>> bar(5, 10, 4), bar(1, 1000, 4), bar(0, 10, 4)
+    ('██', '▏', '')
+    """
+    eighths = round(8 * width * value / max(largest, 1))
+    whole, rest = divmod(max(eighths, 1 if value > 0 else 0), 8)
+    return "█" * whole + EIGHTHS[rest].strip()
+
+
+def distribution_table(profile: Profile) -> RenderableType:
+    """Everything: the classes (the ends only, if they are many), a chart, the groups, the measures."""
+    many_classes = len(profile.class_counts) > SHOWN_CLASSES
+    parts = [_sizes_table(profile, ends=many_classes)]
+    if many_classes:
+        parts.append(_chart(profile))
+    return Group(*parts, _group_table(profile), _measures(profile))
+
+
+def _sizes_table(profile: Profile, *, ends: bool) -> Table:
+    table = Table(title=f"{profile.name}: classes, head to tail")
+    table.add_column("class", overflow="ellipsis", no_wrap=True, max_width=40)
+    for name in ("images", "share", "group"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if not ends:
+        table.add_column("", no_wrap=True)
+    order, counts, shots = profile.order.tolist(), profile.class_counts, profile.shots
+    half = SHOWN_CLASSES // 2
+    for label in [*order[:half], None, *order[-half:]] if ends else order:
+        if label is None:
+            table.add_row(f"… {len(order) - 2 * half:,} more", "…", "…", "…")
+            continue
+        row = [escape(profile.class_names[label]), f"{counts[label]:,}", _share(counts[label], profile.total)]
+        table.add_row(*row, shots[label], *([] if ends else [bar(counts[label], counts.max())]))
+    table.add_section()
+    table.add_row("total", f"{profile.total:,}", "100 %", "")
+    return table
+
+
+def _chart(profile: Profile) -> Table:
+    """Mean images per class over equal parts of the classes, head to tail."""
+    parts = np.array_split(profile.class_counts[profile.order], min(CHART_BARS, len(profile.class_counts)))
+    means = [float(part.mean()) for part in parts]
+    table = Table("", title=f"mean images per class, in {len(parts)} parts from head to tail", box=None)
+    table.add_column("classes", justify="right")
+    table.add_column("images", justify="right")
+    table.add_column("", no_wrap=True)
+    first = 1
+    for part, mean in zip(parts, means, strict=True):
+        last = first + len(part) - 1
+        table.add_row("", f"{first:,}–{last:,}" if last > first else f"{first:,}", f"{mean:,.1f}", bar(mean, means[0]))
+        first = last + 1
+    return table
+
+
+def _group_table(profile: Profile) -> Table:
+    table = Table("group", title="groups")
+    for name in ("training images", "classes", "images", "share"):
+        table.add_column(name, justify="right")
+    limits = (f"more than {MANY}", f"{FEW} to {MANY}", f"fewer than {FEW}")
+    for name, limit in zip(SHOTS, limits, strict=True):
+        classes, images = profile.group(name)
+        table.add_row(name, limit, f"{classes:,}", f"{images:,}", _share(images, profile.total))
+    return table
+
+
+def _measures(profile: Profile) -> str:
+    counts = profile.class_counts
+    sizes = ", ".join(f"{size:,} {split}" for split, size in profile.images.items())
+    return (
+        f"{len(counts):,} classes; images: {sizes}\n"
+        f"largest class {counts.max():,}, median {np.median(counts):g}, smallest {counts.min():,}\n"
+        f"{imbalance_text(profile)}; Gini coefficient {profile.gini:.2f}"
+    )
+
+
+def _share(part: int, total: int) -> str:
+    return f"{100 * part / max(total, 1):.2f} %"

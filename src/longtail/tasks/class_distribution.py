@@ -1,0 +1,111 @@
+"""The class distribution of a data set, before any training: how long is the tail?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longtail.data.open import open_splits
+from longtail.data.sources import find_data
+from longtail.metrics.scores import SHOTS, shot_groups
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Training images per class.
+
+    Args:
+        name: of the data set.
+        class_names: K names.
+        class_counts: (K,) training images per class.
+        images: images of each split there is.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    class_counts: np.ndarray
+    images: dict[str, int]
+
+    @property
+    def order(self) -> np.ndarray:
+        """Classes from head to tail, (K,)."""
+        return np.argsort(-self.class_counts, kind="stable")
+
+    @property
+    def total(self) -> int:
+        return int(self.class_counts.sum())
+
+    @property
+    def imbalance(self) -> float | None:
+        """Images of the largest class over images of the smallest; None if a class has none."""
+        smallest = int(self.class_counts.min())
+        return float(self.class_counts.max()) / smallest if smallest else None
+
+    @property
+    def gini(self) -> float:
+        """0 if all classes are equally large, near 1 if one has nearly all images."""
+        return gini(self.class_counts)
+
+    @property
+    def shots(self) -> list[str]:
+        """The group of each class: many, medium or few."""
+        groups = shot_groups(self.class_counts)
+        return [next(name for name in SHOTS if groups[name][label]) for label in range(len(self.class_counts))]
+
+    def group(self, name: str) -> tuple[int, int]:
+        """Classes and images of a group."""
+        mask = shot_groups(self.class_counts)[name]
+        return int(mask.sum()), int(self.class_counts[mask].sum())
+
+    def to_dict(self) -> dict[str, Any]:
+        names, shots, total = self.class_names, self.shots, max(self.total, 1)
+        counts = self.class_counts.tolist()
+        groups = {name: dict(zip(("classes", "images"), self.group(name), strict=True)) for name in SHOTS}
+        return {
+            "data": self.name,
+            "num_classes": len(counts),
+            "images": self.images,
+            "largest": max(counts),
+            "smallest": min(counts),
+            "median": float(np.median(self.class_counts)),
+            "imbalance_factor": self.imbalance,
+            "gini": self.gini,
+            "groups": groups,
+            "classes": [
+                {
+                    "label": label,
+                    "name": names[label],
+                    "images": counts[label],
+                    "share": counts[label] / total,
+                    "group": shots[label],
+                }
+                for label in self.order.tolist()
+            ],
+        }
+
+
+def profile(data: str | Path, root: str | None = None) -> Profile:
+    """The class distribution of a recipe's data, an image folder or a file that lists images.
+
+    >>> profile("digits-lt").class_counts.tolist()
+    [103, 70, 48, 32, 23, 15, 10, 7, 4, 2]
+    """
+    splits = open_splits(find_data(str(data), root), need_every_class=False)
+    sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
+    return Profile(str(data), splits.train.class_names, splits.train.class_counts.numpy(), sizes)
+
+
+def gini(counts: np.ndarray) -> float:
+    """The Gini coefficient: mean absolute difference between two classes over twice the mean.
+
+    >>> gini(np.array([5, 5, 5])), gini(np.array([9, 0]))
+    (0.0, 0.5)
+    """
+    ordered = np.sort(counts).astype(np.float64)
+    size, total = len(ordered), ordered.sum()
+    if total == 0:
+        return 0.0
+    return float(2 * (np.arange(1, size + 1) * ordered).sum() / (size * total) - (size + 1) / size)

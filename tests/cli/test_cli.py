@@ -1,0 +1,162 @@
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import longtail
+from longtail.cli.main import COMMANDS, main
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    try:
+        code = main(list(words))
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_teaches_with_an_example(capsys, name):
+    code, out, _ = run(capsys, name, "--help")
+    assert code == 0
+    assert f"longtail {name}" in out.split("Example", 1)[1]
+
+
+def test_top_level_help_lists_every_command_quickly():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "longtail", "--help"], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert all(name in done.stdout for name in COMMANDS)
+    # Processor time, so that other tests running at the same time do not count.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from longtail.cli import main; main(['--help']); main(['train', '--help'])"
+    code = f"try:\n    exec({code!r})\nexcept SystemExit: pass\nimport sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+def test_training_extraction_and_evaluation_do_not_wait_for_scikit_learn():
+    code = (
+        "import longtail.training.loop, longtail.extraction.run, longtail.tasks.evaluate, sys; "
+        "import longtail.data.digits as digits; "
+        "digits.read_digits(); print({'sklearn', 'scipy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_version_in_both_spellings(capsys):
+    assert run(capsys, "--version") == (0, f"longtail {longtail.__version__}\n", "")
+    done = subprocess.run([sys.executable, "-m", "longtail", "-V"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"longtail {longtail.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
+        (["train", "cifar10", "--out", "x"], "unknown recipe 'cifar10'; choose from: digits-lt, cifar10-lt-100"),
+        (["train", "digits-lt", "--out", "{tmp}", "--method", "softmx"], "did you mean 'softmax'"),
+        (["train", "digits-lt", "--out", "{tmp}", "--backbone", "vgg"], "unknown backbone 'vgg'; choose from: digits"),
+        (["train", "digits-lt", "--out", "{tmp}", "--data", "mnist"], "unknown data set 'mnist'; choose from: digits"),
+        (["train", "digits-lt", "--out", "{tmp}", "--augment", "spin"], "unknown augmentation 'spin'"),
+        (["train", "digits-lt", "--out", "{tmp}", "--sampler", "odd"], "unknown sampler 'odd'"),
+        (["train", "digits-lt", "--out", "{tmp}", "--imbalance", "0.5"], "must be at least 1, not 0.5"),
+        (["train", "digits-lt", "--out", "{tmp}", "--imbalance", "500"], "is left without images"),
+        (["train", "digits-lt", "--out", "{tmp}", "--device", "tpu9"], "unknown device 'tpu9'"),
+        (["train", "cifar10-lt-100", "--out", "{tmp}", "--root", "{tmp}"], "cifar10 not found in"),
+        (["train", "digits-lt", "--out", "{tmp}", "--config", "nowhere.toml"], "cannot read nowhere.toml"),
+        (["train", "digits-lt", "--out", "{tmp}", "--weights", "nowhere.pth"], "nowhere.pth does not exist"),
+        (["evaluate", "{tmp}"], "is not a run folder: it has no run.json"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_two(capsys, tmp_path, words, message):
+    code, out, error = run(capsys, *(word.replace("{tmp}", str(tmp_path)) for word in words))
+    assert code == 2
+    assert out == ""
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORLD_SIZE", "abc"),
+        ("WORLD_SIZE", "0"),
+        ("LOCAL_RANK", "x"),
+        ("LONGTAIL_TIMEOUT", "x"),
+        ("LONGTAIL_JOIN_TIMEOUT", "1.5"),
+    ],
+)
+def test_an_environment_that_cannot_be_read_is_named(capsys, monkeypatch, tmp_path, name, value):
+    for known, usual in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(known, usual)
+    monkeypatch.setenv(name, value)
+    code, out, error = run(capsys, "evaluate", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert error.startswith(f"longtail: {name} is '{value}' in the environment; unset it or give a whole number from ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", [None, "", "1"])
+def test_a_rank_that_another_launcher_left_does_not_silence_one_process(capsys, monkeypatch, size):
+    monkeypatch.setenv("RANK", "1")
+    if size is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    code, out, _ = run(capsys, "methods", "--json")
+    assert code == 0
+    assert json.loads(out)
+
+
+def test_unknown_option_is_exit_code_two(capsys, tmp_path):
+    code, _, error = run(capsys, "train", "digits-lt", "--out", str(tmp_path), "--epoch", "3")
+    assert code == 2
+    assert "--epochs" in error
+
+
+def test_train_and_evaluate_end_to_end(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text('epochs = 12\naugment = ["small-crop", "flip"]\nbatch-size = 32\n')
+    words = ["train", "digits-lt", "--config", "my.toml", "--lr", "0.05", "--out", "run", "--json", "--device", "cpu"]
+    code, out, error = run(capsys, *words)
+    assert (code, error) == (0, "")
+    validation = json.loads(out)["validation"]
+    assert validation["samples"] == sum(map(sum, validation["confusion"]))
+    config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
+    assert (config["epochs"], config["iterations"], config["lr"], config["batch_size"]) == (12, None, 0.05, 32)
+    assert config["augment"] == ["small-crop", "flip"]
+
+    code, out, error = run(capsys, "evaluate", "run")
+    assert code == 0
+    assert "balanced" in out
+    assert "classes, head to tail" in out
+    written = json.loads((tmp_path / "run" / "metrics-test.json").read_text())
+    assert written["samples"] == 600
+    code, out, _ = run(capsys, "evaluate", "run", "--json")
+    assert json.loads(out)["top1"] == written["top1"]
+    code, _, error = run(capsys, "train", "digits-lt", "--out", "run")
+    assert code == 2
+    assert "holds a run already" in error
+    code, _, error = run(capsys, "train", "--out", "run", "--resume")
+    assert code == 0
+    assert "finished already" in error
+
+
+def test_unknown_setting_in_toml_is_named(capsys, tmp_path):
+    (tmp_path / "my.toml").write_text("epoch = 12\n")
+    code, _, error = run(capsys, "train", "digits-lt", "--config", str(tmp_path / "my.toml"), "--out", "x")
+    assert code == 2
+    assert "unknown setting 'epoch' (did you mean 'epochs'?)" in error
+    (tmp_path / "my.toml").write_text("epochs = = 12\n")
+    code, _, error = run(capsys, "train", "digits-lt", "--config", str(tmp_path / "my.toml"), "--out", "x")
+    assert code == 2
+    assert "is not valid TOML" in error

@@ -1,0 +1,138 @@
+"""What every command does alike: --json is one document, --quiet is silent, a mistake is one line and exit code 2."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from longtail.cli.main import COMMANDS, main
+from longtail.config import DataConfig
+from longtail.data.open import open_splits
+
+# Command → words that succeed, in a folder with a finished run called `run`.
+GOOD = {
+    "profile": ["digits-lt"],
+    "train": ["digits-lt", "--iterations", "2", "--device", "cpu", "--out", "new"],
+    "extract": ["run", "--split", "validation", "--device", "cpu", "--out", "outputs.safetensors"],
+    "calibrate": ["run", "--device", "cpu"],
+    "compare": [
+        *("digits-lt", "--iterations", "2", "--device", "cpu", "--methods", "softmax", "marc"),
+        *("--seeds", "0", "--out", "compared"),
+    ],
+    "diagnose": ["run"],
+    "report": ["run"],
+    "export": ["run", "--format", "json", "--out", "head.json"],
+    "methods": [],
+    "evaluate": ["run", "--device", "cpu"],
+    "completion": ["fish"],
+}
+# Command → words that a user can mend, and what is said.
+BAD = {
+    "profile": (["nowhere"], "'nowhere' is no file, no folder and no recipe"),
+    "train": (["digits-lt"], "missing from longtail train: --out PATH"),
+    "extract": (["run", "--split", "holdout"], "invalid choice 'holdout'"),
+    "calibrate": (["run", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
+    "compare": (["digits-lt", "--out", "x"], "missing from longtail compare: --methods"),
+    "diagnose": (["nowhere.npz"], "nowhere.npz"),
+    "report": (["nowhere"], "nowhere is not a run folder"),
+    "export": (["nowhere", "--format", "json", "--out", "x.json"], "nowhere is not a run folder"),
+    "methods": (["--jsn"], "unknown option --jsn (did you mean --json?)"),
+    "evaluate": (["run", "--workers", "two"], "--workers"),
+    "completion": (["tcsh"], "tcsh"),
+}
+
+
+def test_the_tables_above_know_every_command():
+    assert set(GOOD) == set(BAD) == set(COMMANDS)
+
+
+@pytest.fixture
+def folder(digits_copy, monkeypatch):
+    """A working folder with a finished run called `run`."""
+    digits_copy.rename(digits_copy.with_name("run"))
+    monkeypatch.chdir(digits_copy.parent)
+    return digits_copy.parent
+
+
+# A report takes half a minute: its JSON is tested beside it.
+@pytest.mark.parametrize("name", [name for name in GOOD if name != "report"])
+def test_json_is_one_document_and_nothing_else(name, folder, capsys):
+    assert main([name, *GOOD[name], "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) is not None
+    assert captured.out.count("\n") == 1
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("name", ["profile", "train", "extract", "calibrate", "export", "methods", "evaluate"])
+def test_quiet_prints_nothing(name, folder, capsys):
+    assert main([name, *GOOD[name], "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_mistake_is_one_line_and_exit_code_two(name, more, folder, capsys):
+    words, message = BAD[name]
+    assert main([name, *words, *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("longtail: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples_and_exit_codes(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert not stop.value.code
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert f"Examples: longtail {name}" in text
+    assert "Exit codes: 0 done, 2 something to mend in the input, 130 interrupted." in text
+    assert "--json" in text
+    assert "--quiet" in text
+
+
+def on_a_terminal(words: list[str], **environment: str) -> str:
+    """What the program writes when its output is a terminal."""
+    controller, terminal = pty.openpty()
+    given = {**os.environ, "TERM": "xterm-256color", **environment}
+    process = subprocess.Popen([sys.executable, "-m", "longtail", *words], stdout=terminal, stderr=terminal, env=given)
+    os.close(terminal)
+    written = b""
+    try:
+        while part := os.read(controller, 65536):
+            written += part
+    except OSError:  # how a terminal says that nobody writes any more
+        pass
+    process.wait()
+    os.close(controller)
+    return written.decode()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]|\x1b\[[0-9;]*9[0-7]m")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["methods", "--jsn"]])
+def test_no_color_is_honoured(words):
+    assert not COLOUR.search(on_a_terminal(words, NO_COLOR="1"))
+
+
+def test_colours_are_there_otherwise(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert COLOUR.search(on_a_terminal(["train", "--help"]))
+
+
+def test_data_sets_are_looked_for_in_the_cache_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "elsewhere"))
+    assert main(["profile", "cifar10-lt-100"]) == 2
+    assert f"not found in {tmp_path / 'elsewhere'}" in capsys.readouterr().err
+    for label in ("ant", "bee"):
+        (tmp_path / "elsewhere" / "train" / label).mkdir(parents=True)
+        (tmp_path / "elsewhere" / "train" / label / "1.png").touch()
+    assert len(open_splits(DataConfig(data="folder", validation=0)).train) == 2

@@ -1,0 +1,120 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, f1_score
+from sklearn.metrics import confusion_matrix as sklearn_confusion
+
+from longtail.errors import UserError
+from longtail.metrics.scores import (
+    evaluate_logits,
+    evaluate_predictions,
+    expected_calibration_error,
+    reliability,
+    shot_accuracy,
+    softmax,
+)
+
+
+def test_shots_agree_with_the_decoupling_authors_code(golden):
+    for case in golden("shot_metrics"):
+        metrics = evaluate_predictions(case["preds"], case["labels"], case["class_counts"])
+        for ours, theirs in zip((metrics.many, metrics.medium, metrics.few), case["shot_acc_decoupling"], strict=True):
+            # Their code says 0 for a group without classes; ours says none.
+            assert ours == pytest.approx(theirs, abs=1e-12) if ours is not None else theirs == 0
+        assert metrics.top1 == pytest.approx(float(case["mic_acc"]), abs=1e-12)
+        assert metrics.macro_f1 == pytest.approx(float(case["macro_f1"]), abs=1e-12)
+        ours = [-1 if value is None else value for value in metrics.per_class]
+        assert ours == pytest.approx(case["per_class_acc"], abs=1e-12)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 8), st.integers(5, 200))
+def test_scores_agree_with_scikit_learn(seed, classes, size):
+    rng = np.random.default_rng(seed)
+    labels, predictions = rng.integers(0, classes, (2, size))
+    metrics = evaluate_predictions(predictions, labels, np.full(classes, 50))
+    assert metrics.macro_f1 == pytest.approx(f1_score(labels, predictions, average="macro"))
+    present = np.isin(predictions, labels)  # scikit-learn warns about predicted classes that do not occur
+    if present.all():
+        assert metrics.balanced == pytest.approx(balanced_accuracy_score(labels, predictions))
+    expected = sklearn_confusion(labels, predictions, labels=np.arange(classes))
+    assert (metrics.matrix() == expected).all()
+
+
+def test_calibration_error_by_hand():
+    probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.45, 0.55]])
+    labels = np.array([0, 1, 1, 0])
+    # Ten bins: 0.9 and 0.8 and 0.7 and 0.55 each stand alone.
+    expected = (abs(0.9 - 1) + abs(0.8 - 0) + abs(0.7 - 1) + abs(0.55 - 0)) / 4
+    assert expected_calibration_error(probabilities, labels, bins=10) == pytest.approx(expected)
+    share, confidence, accuracy = reliability(probabilities, labels, bins=2)
+    assert share.tolist() == [0, 1]
+    assert np.isnan(confidence[0])
+    assert accuracy[1] == 0.5
+
+
+def test_a_calibrated_model_has_no_calibration_error():
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet([1, 1, 1], 200_000)
+    labels = (rng.random((200_000, 1)) > probabilities.cumsum(1)).sum(1)
+    assert expected_calibration_error(probabilities, labels) < 0.005
+
+
+def test_softmax_stands_extreme_logits():
+    assert softmax(np.array([[1e4, 0.0, -1e4]], dtype=np.float32)).tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_empty_groups_and_absent_classes_are_none():
+    metrics = evaluate_predictions(np.array([0, 0, 1]), np.array([0, 0, 0]), np.array([500, 400, 300]))
+    assert (metrics.medium, metrics.few) == (None, None)
+    assert metrics.per_class == [pytest.approx(2 / 3), None, None]
+    assert metrics.many == pytest.approx(2 / 3)
+    assert shot_accuracy(np.array([np.nan, 0.5]), np.array([500, 5])) == {"many": None, "medium": None, "few": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "counts", "message"),
+    [
+        (np.zeros((3, 2)), np.zeros(4, int), np.ones(2), "do not fit together"),
+        (np.zeros((3, 2)), np.zeros(3, int), np.ones(3), "do not fit together"),
+        (np.array([[0.0, 1], [np.nan, 0]]), np.zeros(2, int), np.ones(2), "sample 1 are not finite"),
+        (np.zeros((0, 2)), np.zeros(0, int), np.ones(2), "no labelled samples"),
+        (np.zeros((2, 2)), np.array([0, 2]), np.ones(2), r"label lies outside 0\.\.1"),
+        (np.zeros((2, 2)), np.array([[0], [1]]), np.ones(2), r"labels must be whole class numbers, shape \(N,\)"),
+        (np.zeros((2, 2)), np.array([0.5, 1]), np.ones(2), "labels must be whole class numbers"),
+        (np.zeros((2, 2)), np.array(["a", "b"]), np.ones(2), "labels must be whole class numbers"),
+    ],
+)
+def test_bad_input_is_named(logits, labels, counts, message):
+    with pytest.raises(UserError, match=message):
+        evaluate_logits(logits, labels, counts)
+
+
+def test_one_prediction_per_label():
+    with pytest.raises(UserError, match="1 predictions for 3 labels"):
+        evaluate_predictions([0], [0, 1, 1], [5, 3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_lists_and_arrays_score_alike(dtype):
+    logits = torch.randn(30, 3, dtype=dtype, requires_grad=True)
+    labels = torch.arange(30) % 3
+    expected = evaluate_logits(logits.detach().double().numpy(), labels.numpy(), np.array([9, 5, 2]))
+    assert evaluate_logits(logits, labels, [9, 5, 2]).confusion == expected.confusion
+    predicted = logits.argmax(1)
+    assert evaluate_predictions(predicted.float(), labels.tolist(), torch.tensor([9, 5, 2])).top1 == expected.top1
+
+
+def test_many_classes_are_written_as_the_cells_that_are_not_empty():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(3000, 1200)), rng.integers(0, 1200, 3000)
+    metrics = evaluate_logits(logits, labels, np.full(1200, 5))
+    written = metrics.to_dict()
+    assert "confusion" not in written
+    cells = {(truth, taken_for): samples for truth, taken_for, samples in written["confusion_cells"]}
+    by_hand = sklearn_confusion(labels, logits.argmax(1), labels=range(1200))
+    assert sum(cells.values()) == 3000
+    assert all(by_hand[place] == samples for place, samples in cells.items())
+    np.testing.assert_array_equal(metrics.matrix(), by_hand)
+    assert metrics.ece == pytest.approx(expected_calibration_error(softmax(logits), labels))

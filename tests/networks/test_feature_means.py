@@ -1,0 +1,89 @@
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+from longtail.networks.feature_means import ClassMeans
+
+COUNTS = torch.tensor([20, 4, 1, 3])
+
+
+def test_means_are_the_formula():
+    """Class by class: each image leaves 1 - 1/n of what was there; the start is corrected for."""
+    rng = np.random.default_rng(0)
+    running = ClassMeans(COUNTS, 3).double()
+    sums, weights = np.zeros((4, 3)), np.zeros(4)
+    for _ in range(5):
+        labels = rng.integers(3, size=6)  # class 3 never comes
+        features = rng.normal(size=(6, 3))
+        running.add(torch.from_numpy(features), torch.from_numpy(labels))
+        for c in range(4):
+            own = features[labels == c]
+            if len(own):
+                keep = (1 - 1 / int(COUNTS[c])) ** len(own)
+                sums[c] = keep * sums[c] + (1 - keep) * own.mean(0)
+                weights[c] = keep * weights[c] + 1 - keep
+        expected = sums / np.where(weights > 0, weights, 1)[:, None]
+        np.testing.assert_allclose(running.means(), expected, rtol=1e-6)
+    assert running.means()[3].abs().max() == 0
+
+
+def test_constant_features_and_classes_of_one_image():
+    running = ClassMeans(COUNTS, 2)
+    for value in (1.0, 5.0):
+        running.add(torch.tensor([[7.0, -7.0], [value, value]]), torch.tensor([0, 2]))
+    torch.testing.assert_close(running.means()[0], torch.tensor([7.0, -7.0]))
+    assert running.means()[2].tolist() == [5.0, 5.0]  # the latest
+
+
+def test_state_is_kept_in_the_weights_but_not_the_counts():
+    running, other = ClassMeans(COUNTS, 2), ClassMeans(COUNTS, 2)
+    running.add(torch.randn(5, 2), torch.tensor([0, 1, 1, 2, 0]))
+    assert set(running.state_dict()) == {"sums", "weights"}
+    other.load_state_dict(running.state_dict())
+    more = torch.randn(2, 2), torch.tensor([0, 3])
+    running.add(*more)
+    other.add(*more)
+    assert torch.equal(running.means(), other.means())
+
+
+def test_half_precision_and_extreme_features():
+    running = ClassMeans(COUNTS, 2)
+    running.add(torch.full((2, 2), 1e30), torch.tensor([0, 0]))
+    running.add(torch.ones(2, 2, dtype=torch.bfloat16), torch.tensor([2, 2]))
+    assert running.means().isfinite().all()
+
+
+TWO_PROCESSES = """
+import torch, torch.distributed as dist
+from longtail.backbones import build_backbone
+from longtail.networks import CausalNorm
+from longtail.networks.feature_means import ClassMeans
+from longtail.distributed.world import join
+
+counts = torch.tensor([20, 4, 1, 3])
+torch.manual_seed(0)
+features, labels = torch.randn(8, 64), torch.tensor([0, 0, 1, 0, 2, 1, 0, 0])
+alone, alone_mean = ClassMeans(counts, 64), CausalNorm(build_backbone("digits", 1), counts)
+for _ in range(2):
+    alone.add(features, labels)
+    alone_mean.observe(features)
+with join("cpu") as world:
+    own = slice(4 * world.rank, 4 * world.rank + 4)
+    shared, shared_mean = ClassMeans(counts, 64), CausalNorm(build_backbone("digits", 1), counts)
+    for _ in range(2):
+        shared.add(features[own], labels[own])
+        shared_mean.observe(features[own])
+    torch.testing.assert_close(shared.means(), alone.means())
+    torch.testing.assert_close(shared_mean.mean_features, alone_mean.mean_features)
+    print(f"agree {world.size}")  # in one piece, as both print at once
+"""
+
+
+def test_two_processes_have_the_means_of_one(tmp_path):
+    (tmp_path / "script.py").write_text(TWO_PROCESSES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("agree 2") == 2

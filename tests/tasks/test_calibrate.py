@@ -1,0 +1,336 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import longtail
+from longtail import MARC, DisAlign, Outputs
+from longtail.cli.main import main
+from longtail.core.tensors import read_tensors
+from longtail.distributed.world import SINGLE_PROCESS
+from longtail.errors import UserError
+from longtail.extraction.run import outputs_path, run_outputs
+from longtail.runs.folder import Run
+from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.evaluate import evaluate_run
+
+
+class Model(nn.Module):
+    def __init__(self, bias: bool):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.top = nn.Linear(16, 4, bias=bias)
+
+    def forward(self, x):
+        return self.top(self.body(x))
+
+
+@pytest.fixture
+def trained():
+    """A small model trained on four overlapping clouds of very different sizes, and test points."""
+    torch.manual_seed(0)
+    centres = torch.randn(4, 8)
+    counts = [400, 100, 30, 8]
+
+    def sample(sizes):
+        y = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
+        return centres[y] + 1.2 * torch.randn(len(y), 8), y
+
+    def train(bias):
+        model = Model(bias)
+        x, y = sample(counts)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+        for _ in range(150):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return model, (x, y), sample([500] * 4)
+
+    return train
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_any_model_is_repaired_and_stays_of_its_class(trained, bias):
+    model, (x, y), (test_x, test_y) = trained(bias)
+    loader = DataLoader(TensorDataset(x, y), batch_size=64)
+    repaired, method = longtail.calibrate(model, loader, MARC(), device="cpu")
+    assert type(repaired) is Model
+    assert type(repaired.top) is nn.Linear
+    assert repaired.top.bias is not None
+    with torch.inference_mode():
+        before, after = model.eval()(test_x), repaired.eval()(test_x)
+    np.testing.assert_allclose(after, method.transform(before), atol=1e-4)
+
+    def tail(logits):
+        return float((logits.argmax(1) == test_y)[test_y >= 2].float().mean())
+
+    assert tail(after) > tail(before) + 0.1
+    assert method.result_.converged
+
+
+class TwoNames(Model):
+    """The head has two names and stands in a list besides."""
+
+    def __init__(self, bias: bool = True):
+        super().__init__(bias)
+        self.net = nn.Sequential(self.body, self.top)
+        self.steps = [self.body, self.top]
+
+
+class InSequence(TwoNames):
+    def forward(self, x):
+        return self.net(x)
+
+
+class InAList(TwoNames):
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+@pytest.mark.parametrize("build", [InSequence, InAList])
+def test_a_head_with_several_names_is_replaced_under_all_of_them(trained, build):
+    model, train, (test_x, _) = trained(True)
+    other = build()
+    other.load_state_dict({**other.state_dict(), **model.state_dict()})
+    repaired, method = longtail.calibrate(other, [train], device="cpu")
+    assert repaired.net[1] is repaired.top
+    with torch.no_grad():
+        np.testing.assert_allclose(repaired(test_x), method.transform(model(test_x)), atol=1e-4)
+        torch.testing.assert_close(other(test_x), model(test_x))
+    assert longtail.find_head(other, "net.1") == "net.1"
+
+
+@pytest.mark.parametrize("method", [MARC(), DisAlign(max_iter=3)], ids=["marc", "disalign"])
+def test_heads_whose_weight_is_computed(trained, method):
+    """Reading the weight of a spectral norm in training mode changes its state."""
+    model, train, (test_x, _) = trained(True)
+    nn.utils.parametrizations.spectral_norm(model.top)
+    model.train()
+    model(train[0])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    repaired, fitted = longtail.calibrate(model, [train], method, device="cpu")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        features = model.body(test_x)
+        expected = fitted.transform(model.eval()(test_x), features)
+    np.testing.assert_allclose(repaired.eval()(test_x).detach(), expected, atol=1e-4)
+
+
+def test_what_the_caller_set_stays_set(trained):
+    model, train, _ = trained(True)
+    model.body.eval()
+    model.train(True)
+    model.body[0].eval()
+    model.requires_grad_(False)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    repaired, _ = longtail.calibrate(model, [train], device="cpu")
+    assert torch.rand(1) == expected
+    for one in (model, repaired):
+        assert (one.training, one.body.training, one.body[0].training, one.top.training) == (True, True, False, True)
+        assert not any(parameter.requires_grad for parameter in one.parameters())
+
+
+class Remembers(Model):
+    """Keeps a table it made on its first pass."""
+
+    table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0.5, 1, 16)
+        return self.top(self.body(x) * self.table)
+
+
+def test_a_model_can_be_trained_on_afterwards(trained):
+    _, (x, y), _ = trained(True)
+    model = Remembers(True)
+    longtail.calibrate(model, [(x, y)], device="cpu")
+    nn.functional.cross_entropy(model(x), y).backward()
+    assert model.body[0].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([60, 20, 5], "4 classes, but class_counts is of 3"),
+        ([-1, 20, 5, 3], "whole numbers of training samples"),
+        ([0.4, 0.3, 0.2, 0.1], "whole numbers of training samples"),
+    ],
+)
+def test_class_counts_that_cannot_be(trained, counts, message):
+    model, train, _ = trained(True)
+    with pytest.raises(UserError, match=message):
+        longtail.calibrate(model, [train], class_counts=counts, device="cpu")
+
+
+def test_gamma_auto_with_a_validation_loader(trained):
+    model, train, held_out = trained(True)
+    repaired, method = longtail.calibrate(model, [train], MARC(gamma="auto"), validation=[held_out], device="cpu")
+    assert method.gamma_ in [round(0.1 * i, 1) for i in range(21)]
+    assert isinstance(repaired, Model)
+
+
+def test_a_run_becomes_a_calibrated_run(digits_copy):
+    run = Run.open(digits_copy)
+    folder, scores = calibrate_run(run, MARC(), "marc", SINGLE_PROCESS)
+    assert folder == digits_copy / "marc"
+    by_split = {score.split: score for score in scores}
+    assert set(by_split) == {"validation", "test"}
+    test = by_split["test"]
+    assert test.after.few > test.before.few + 0.05
+    metrics, _, _ = evaluate_run(folder, "test", device="cpu")
+    assert metrics.confusion == test.after.confusion
+    written = json.loads((folder / "before-after-test.json").read_text())
+    assert written["after"]["top1"] == test.after.top1
+    described = json.loads((folder / "calibration.json").read_text())
+    head = run.load_model().head
+    np.testing.assert_allclose(
+        Run.open(folder).load_model().head.weight.detach(),
+        np.array(described["omega_"])[:, None] * head.weight.detach().numpy(),
+        rtol=1e-5,
+    )
+    assert described["result"]["converged"]
+
+
+def test_outputs_are_computed_once_and_only_for_their_model(digits_copy, monkeypatch):
+    run = Run.open(digits_copy)
+    first = run_outputs(run, "train", SINGLE_PROCESS, views=1)
+    monkeypatch.setattr("longtail.extraction.run.extract_run", None)  # must not be called again
+    second = run_outputs(run, "train", SINGLE_PROCESS, views=1)
+    assert (first.logits == second.logits).all()
+    path = outputs_path(run, "train", 1)
+    Outputs(first.labels, first.class_counts, logits=first.logits, model="another").save(path)
+    with pytest.raises(UserError, match="was computed with another model"):
+        run_outputs(run, "train", SINGLE_PROCESS, views=1)
+
+
+def run_command(capsys, *words):
+    code = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_command_on_a_run(capsys, digits_copy):
+    code, out, error = run_command(capsys, "calibrate", digits_copy, "--options", "gamma", "auto")
+    assert code == 0
+    assert "before" in out
+    assert "few" in out
+    assert "solved" in error
+    assert (digits_copy / "outputs" / "train-views1.safetensors").is_file()
+    code, _, error = run_command(capsys, "calibrate", digits_copy)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "exists already; choose another --out or replace it with --overwrite" in error
+    code, out, _ = run_command(capsys, "calibrate", digits_copy, "--overwrite", "--json")
+    assert code == 0
+    assert json.loads(out)["result"]["converged"]
+
+
+def test_extract_command_refuses_to_overwrite(capsys, digits_copy):
+    assert run_command(capsys, "extract", digits_copy, "--split", "test", "--quiet")[0] == 0
+    code, _, error = run_command(capsys, "extract", digits_copy, "--split", "test")
+    assert code == 2
+    assert "exists already" in error
+    assert run_command(capsys, "extract", digits_copy, "--split", "test", "--overwrite", "--quiet")[0] == 0
+
+
+def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
+    data = cifar_features
+    np.savez(tmp_path / "train.npz", logits=data["views"][0], labels=data["y"], head_weight=data["weight"])
+    counts = np.bincount(data["y"])
+    np.savez(tmp_path / "test.npz", logits=data["test"], labels=data["test_y"], class_counts=counts)
+    words = ["calibrate", tmp_path / "train.npz", "--test", tmp_path / "test.npz", "--out", tmp_path / "out"]
+    code, out, _ = run_command(capsys, *words, "--json")
+    assert code == 0
+    scores = json.loads(out)["test"]
+    assert scores["before"]["top1"] == pytest.approx(0.6896, abs=1e-4)
+    assert scores["after"]["top1"] == pytest.approx(0.7712, abs=0.003)
+    repaired = Outputs.open(tmp_path / "out" / "test-calibrated.safetensors")
+    assert (repaired.logits.argmax(1) == repaired.labels).mean() == pytest.approx(scores["after"]["top1"])
+    described = json.loads((tmp_path / "out" / "calibration.json").read_text())
+    by_formula = np.array(described["scale_"]) * data["test"] + np.array(described["shift_"])
+    np.testing.assert_allclose(by_formula, repaired.logits, atol=1e-4)
+    head, _ = read_tensors(tmp_path / "out" / "head.safetensors")
+    np.testing.assert_allclose(head["weight"], np.array(described["omega_"])[:, None] * data["weight"], rtol=1e-5)
+    np.testing.assert_allclose(head["bias"], described["shift_"], rtol=1e-5)  # the file had no bias
+    code, _, error = run_command(capsys, *words)
+    assert code == 2
+    assert "holds a calibration already" in error
+
+
+def test_class_sizes_of_held_out_logits_are_those_of_training(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], [500, 60, 8])
+    np.savez(tmp_path / "train.npz", logits=rng.normal(size=(568, 3)), labels=labels)
+    np.savez(tmp_path / "test.npz", logits=rng.normal(size=(600, 3)), labels=np.arange(600) % 3)
+    words = ["calibrate", tmp_path / "train.npz", "--out", tmp_path / "out", "--json"]
+    code, out, _ = run_command(capsys, *words, "--test", tmp_path / "test.npz")
+    assert code == 0
+    scores = json.loads(out)["test"]["after"]
+    assert [scores[name] is None for name in ("many", "medium", "few")] == [False, False, False]
+    assert run_command(capsys, *words, "--overwrite")[0] == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["calibration.json"]  # nothing of the first is left
+
+
+def test_a_run_is_not_overwritten_by_its_repair(capsys, digits_copy):
+    before = (digits_copy / "model.safetensors").read_bytes()
+    code, _, error = run_command(capsys, "calibrate", digits_copy, "--out", digits_copy, "--overwrite")
+    assert code == 2
+    assert "is the run itself; choose another --out" in error
+    assert (digits_copy / "model.safetensors").read_bytes() == before
+
+
+def test_a_head_that_is_not_linear_is_not_calibrated_again(capsys, digits_copy):
+    assert run_command(capsys, "calibrate", digits_copy, "--method", "disalign", "--quiet")[0] == 0
+    code, _, error = run_command(capsys, "calibrate", digits_copy / "disalign")
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"disalign put another head there; take the run it came from, {digits_copy}" in error
+
+
+@pytest.mark.filterwarnings("default:not solved")
+def test_a_warning_is_one_line(capsys, tmp_path):
+    np.savez(tmp_path / "a.npz", logits=np.random.default_rng(0).normal(size=(20, 2)), labels=np.arange(20) % 2)
+    words = ["calibrate", tmp_path / "a.npz", "--out", tmp_path / "o", "--options", "max_iter", "1", "--quiet"]
+    code, _, error = run_command(capsys, *words)
+    assert code == 0
+    assert error.startswith("longtail: warning: not solved: after 2 passes")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{npz}"], "say where the result goes: --out FOLDER"),
+        (["{npz}", "--out", "{tmp}/o", "--method", "mark"], "unknown method 'mark' (did you mean 'marc'?)"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "gamma", "auto"], "needs held-out outputs"),
+        (["{tmp}/none.npz", "--out", "{tmp}/o"], "none.npz does not exist"),
+        (["{tmp}"], "is not a run folder"),
+        (["{tmp}/none", "--out", "{tmp}/o"], "none does not exist"),
+        (["{npz}", "--out", "{npz}"], "a.npz: File exists"),
+        (["{npz}", "--out", "{npz}/o"], "a.npz/o: Not a directory"),
+        (["{npz}", "--out", "{tmp}/o", "--labels", "{npz}"], "a.npz has labels of its own; leave out --labels"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "gamma"], "--options takes names and values in turn"),
+        (["{npz}", "--out", "{tmp}/o", "--options", "solver", "sgd", "seed", "-1"], "seed must be a whole number"),
+        (["{npz}", "--out", "{tmp}/o", "--method", "crt"], "an array called features"),
+        (["{npz}", "--out", "{tmp}/o", "--views", "3"], "is saved logits, for which --views means nothing"),
+        (["{tmp}", "--test", "{npz}"], "is a run, for which --test means nothing; leave it out"),
+        (
+            ["{npz}", "--out", "{tmp}/o", "--options", "gamma", "-1"],
+            'gamma must be a number, at least 0, not -1; or "auto"',
+        ),
+    ],
+)
+def test_mistakes_are_one_line(capsys, tmp_path, words, message):
+    np.savez(tmp_path / "a.npz", logits=np.random.default_rng(0).normal(size=(20, 2)), labels=np.arange(20) % 2)
+    filled = [word.format(npz=tmp_path / "a.npz", tmp=tmp_path) for word in words]
+    code, out, error = run_command(capsys, "calibrate", *filled)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert message in error
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]

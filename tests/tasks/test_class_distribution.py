@@ -1,0 +1,69 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import longtail
+from longtail.cli.main import main
+from longtail.errors import UserError
+from longtail.tasks.class_distribution import gini
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three classes of 6, 3 and 1 pictures in folders of their own."""
+    for name, count in (("ant", 3), ("bee", 1), ("cat", 6)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def test_a_recipe_shows_what_training_sees(digits_run, capsys):
+    assert main(["profile", "digits-lt", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    run = longtail.Run.open(digits_run)
+    assert [row["images"] for row in shown["classes"]] == run.class_counts.tolist()
+    assert shown["images"] == run.details["data"]["images"]
+    assert sum(row["share"] for row in shown["classes"]) == pytest.approx(1)
+    assert shown["groups"] == {
+        "many": {"classes": 1, "images": 103},
+        "medium": {"classes": 4, "images": 173},
+        "few": {"classes": 5, "images": 38},
+    }
+    assert shown["imbalance_factor"] == 51.5
+
+
+def test_a_folder_of_classes_as_it_is(photos, capsys):
+    assert main(["profile", str(photos), "--plot", str(photos.parent / "classes.png")]) == 0
+    out = capsys.readouterr().out
+    assert out.index("cat") < out.index("ant") < out.index("bee")
+    assert (photos.parent / "classes.png").is_file()
+
+
+def test_a_folder_with_splits(photos, tmp_path):
+    (tmp_path / "set").mkdir()
+    photos.rename(tmp_path / "set" / "train")
+    assert longtail.profile(tmp_path / "set").class_counts.tolist() == [3, 1, 6]
+
+
+def test_a_list_needs_no_images_and_may_have_gaps(tmp_path):
+    (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg 2\nc.jpg 2\n")
+    found = longtail.profile(tmp_path / "list.txt")
+    assert found.class_counts.tolist() == [1, 0, 2]
+    assert found.imbalance is None
+    assert found.order.tolist() == [2, 0, 1]
+
+
+def test_an_unknown_name_is_told_what_there_is(tmp_path):
+    with pytest.raises(UserError, match=r"'digits-tl' is no file, no folder and no recipe .did you mean 'digits-lt'"):
+        longtail.profile("digits-tl")
+    with pytest.raises(UserError, match="has no folder per class"):
+        longtail.profile(tmp_path)
+
+
+def test_gini_is_the_mean_difference_over_twice_the_mean():
+    counts = np.random.default_rng(0).integers(0, 1000, 50)
+    differences = np.abs(counts[:, None] - counts[None, :]).mean()
+    assert gini(counts) == pytest.approx(differences / (2 * counts.mean()))

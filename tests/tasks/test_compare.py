@@ -1,0 +1,181 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+import longtail
+from longtail.cli.main import main
+from longtail.errors import UserError
+from longtail.metrics.scores import evaluate_logits
+from longtail.tasks.compare import Cell, Entry, images_to_see
+
+SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, device="cpu")
+METHODS = ["softmax", "marc", "marc:gamma=0.5"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compare")
+    return out, longtail.compare(SHORT, METHODS, out, seeds=(0, 1))
+
+
+def test_every_cell_has_its_result_and_predictions(compared):
+    out, results = compared
+    assert [(r["method"], r["seed"]) for r in results] == [
+        (label, seed) for seed in (0, 1) for label in ("softmax", "marc", "marc-gamma=0.5")
+    ]
+    assert sorted(path.name for path in (out / "runs").iterdir()) == ["softmax-seed0", "softmax-seed1"]
+    assert len(list((out / "cells").glob("*.npz"))) == 6
+    marc = results[1]
+    assert marc["parameters"] == 20
+    assert marc["title"] == "MARC"
+    assert results[2]["title"] == "MARC (gamma 0.5)"
+
+
+def test_a_cell_is_what_one_would_compute_by_hand(compared):
+    out, results = compared
+    run = longtail.Run.open(out / "runs" / "softmax-seed1")
+    train = longtail.Outputs.open(run.folder / "outputs" / "train-views1.safetensors")
+    test = longtail.Outputs.open(run.folder / "outputs" / "test.safetensors")
+    by_hand = evaluate_logits(longtail.MARC().fit(train).transform(test), test.labels, run.class_counts)
+    assert results[4]["metrics"]["confusion"] == by_hand.confusion
+
+
+def test_what_is_done_is_not_done_again_and_new_methods_reuse_the_model(compared, monkeypatch):
+    out, results = compared
+    monkeypatch.setattr("longtail.tasks.compare.train", None)  # must not be called again
+    again = longtail.compare(SHORT, [*METHODS, "lws"], out, seeds=(0, 1))
+    assert [r for r in again if r["method"] != "lws"] == results
+    assert len(again) == 8
+
+
+def test_another_configuration_is_refused(compared):
+    out, _ = compared
+    with pytest.raises(UserError, match=r"holds another comparison \(lr: 0.1 → 0.2\)"):
+        longtail.compare(replace(SHORT, lr=0.2), METHODS, out, seeds=(0,))
+    with pytest.raises(UserError, match=r"views: 1 → 3"):
+        longtail.compare(SHORT, METHODS, out, seeds=(0,), views=3)
+
+
+def test_parallel_cells_give_the_serial_results(compared, tmp_path):
+    _, results = compared
+    parallel = longtail.compare(SHORT, METHODS, tmp_path, seeds=(0, 1), jobs=2)
+    for ours, theirs in zip(parallel, results, strict=True):
+        assert ours["metrics"]["confusion"] == theirs["metrics"]["confusion"]
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
+    from longtail.tasks import compare as comparison
+
+    original = comparison.run_cell
+
+    def fail_at_marc(cell):
+        if cell.entry.name == "marc":
+            raise KeyboardInterrupt
+        return original(cell)
+
+    monkeypatch.setattr(comparison, "run_cell", fail_at_marc)
+    with pytest.raises(KeyboardInterrupt):
+        longtail.compare(SHORT, ["softmax", "marc"], tmp_path, seeds=(0,))
+    monkeypatch.undo()
+    monkeypatch.setattr(comparison, "train", None)
+    assert len(longtail.compare(SHORT, ["softmax", "marc"], tmp_path, seeds=(0,))) == 2
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (["softmx"], "unknown method 'softmx' .did you mean 'softmax'"),
+        (["marc:gama=1"], "unknown option 'gama' .did you mean 'gamma'"),
+        (["marc:gamma"], "written name=value, found 'gamma'"),
+        (["marc", "marc"], "marc is listed twice"),
+        (["softmax", "marc:gamma=abc"], "gamma must be a number"),
+        (["softmax", "crt:solver=adam"], "unknown solver 'adam'"),
+        (["focal:gamma=-1"], "gamma"),
+        ([], "at least one method and one seed"),
+    ],
+)
+def test_mistakes_are_found_before_any_training(tmp_path, methods, message):
+    with pytest.raises(UserError, match=message):
+        longtail.compare(SHORT, methods, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_chosen_on_a_split_that_is_not_there_is_found_before_any_training(tmp_path):
+    with pytest.raises(UserError, match="has no validation split here; train with --validation"):
+        longtail.compare(replace(SHORT, validation=0), ["softmax", "tau-norm"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"jobs": 0}, "jobs must be a whole number of at least 1"),
+        ({"seeds": (-1,)}, "a seed must be a whole number of at least 0"),
+        ({"views": -1}, "views must be a whole number of at least 0"),
+        ({"seeds": ()}, "at least one method and one seed"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(tmp_path, given, message):
+    with pytest.raises(UserError, match=message):
+        longtail.compare(SHORT, METHODS, tmp_path / "out", **given)
+
+
+@pytest.mark.parametrize("damage", ["half a file", "{}", "no predictions", "half of the predictions"])
+def test_a_damaged_cell_is_done_again(compared, monkeypatch, damage):
+    out, results = compared
+    path = out / "cells" / "marc-seed0.json"
+    predictions = path.with_suffix(".npz")
+    if damage == "no predictions":
+        predictions.unlink()
+    elif damage == "half of the predictions":
+        predictions.write_bytes(predictions.read_bytes()[:200])
+    else:
+        path.write_text("{}" if damage == "{}" else path.read_text()[:200])
+    monkeypatch.setattr("longtail.tasks.compare.train", None)  # the model is there
+    again = longtail.compare(SHORT, METHODS, out, seeds=(0, 1))
+    assert [cell["metrics"] for cell in again] == [cell["metrics"] for cell in results]
+    assert predictions.is_file()
+
+
+def test_progress_of_training_is_read_from_the_runs(compared):
+    out, _ = compared
+    cell = Cell(Entry.parse("softmax"), 0, SHORT, 1, out)
+    assert cell.images_seen() == images_to_see(SHORT, [cell.entry])
+    assert replace(cell, seed=7).images_seen() == 0
+
+
+def test_settings_of_a_single_run_are_refused(capsys, tmp_path):
+    words = ["compare", "digits-lt", "--methods", "softmax", "--out", str(tmp_path / "o")]
+    assert main([*words, "--method", "cbs"]) == 2
+    assert "--method is for a single run; a comparison takes --methods" in capsys.readouterr().err
+
+
+def test_entries_know_their_place():
+    assert (Entry.parse("softmax").stage, Entry.parse("marc").stage) == (1, 2)
+    assert Entry.parse("marc:solver=sgd,gamma=1").label == "marc-solver=sgd-gamma=1"
+
+
+def test_command(capsys, tmp_path):
+    words = [
+        "compare",
+        "digits-lt",
+        "--epochs",
+        "3",
+        "--device",
+        "cpu",
+        "--methods",
+        "softmax",
+        "marc",
+        "--seeds",
+        "0",
+        "1",
+    ]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "MARC" in captured.out
+    assert "2 of 2  softmax, seed 1" in captured.err
+    assert "2 of 2  marc, seed 1" in captured.err
+    assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["method"] == "softmax"
+    assert main([*words, "--out", str(tmp_path), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"softmax", "marc"}

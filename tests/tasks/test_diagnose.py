@@ -1,0 +1,88 @@
+import json
+
+import numpy as np
+import pytest
+
+from longtail import MARC, Outputs
+from longtail.cli.main import main
+from longtail.errors import UserError
+from longtail.tasks.diagnose import cross_fitted, diagnose
+
+
+def outputs_of(data, split):
+    counts = np.bincount(data["y"])
+    logits, y = (data["views"][0], data["y"]) if split == "train" else (data["test"], data["test_y"])
+    return Outputs(y, counts, logits=logits, head_weight=data["weight"], head_bias=data["bias"], split=split)
+
+
+def test_a_biased_network_is_recognised(cifar_features):
+    train, held_out = (outputs_of(cifar_features, split) for split in ("train", "test"))
+    diagnosis = diagnose(held_out, train)
+    assert diagnosis.biased
+    assert diagnosis.before.correlation["margins"] > 0.7
+    gain = (MARC().fit(train).predict(held_out.logits) == held_out.labels).mean() - 0.6896
+    assert diagnosis.gain.value == pytest.approx(gain, abs=1e-3)
+    assert 0.05 < diagnosis.gain.low < diagnosis.gain.high < 0.12
+    assert diagnosis.tail_gain.value > diagnosis.gain.value
+    text = diagnosis.sentences()
+    assert text.count(". ") == 1
+    assert "is long-tail biased" in text
+    json.dumps(diagnosis.to_dict(), allow_nan=False)
+
+
+def test_without_training_outputs_parts_of_the_held_out_ones_serve(cifar_features):
+    held_out = outputs_of(cifar_features, "test")
+    diagnosis = diagnose(held_out)
+    assert diagnosis.cross_fitted
+    assert diagnosis.biased
+    assert diagnosis.gain.low > 0.05
+
+
+def test_cross_fitting_never_scores_a_sample_with_its_own_label():
+    """Labels that are pure chance show no gain, though a fit on all of them would."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    outputs = Outputs(labels, np.array([300, 30, 3]), logits=rng.normal(size=(300, 3)))
+    accuracy = (cross_fitted(outputs).argmax(1) == labels).mean()
+    assert accuracy == pytest.approx(1 / 3, abs=0.08)
+
+
+def test_a_repaired_network_is_left_alone(cifar_features):
+    data = cifar_features
+    held_out = outputs_of(data, "test")
+    train = outputs_of(data, "train")
+    marc = MARC().fit(train)
+    repaired = [Outputs(o.labels, o.class_counts, logits=marc.transform(o), split=o.split) for o in (held_out, train)]
+    diagnosis = diagnose(*repaired)
+    assert not diagnosis.biased
+    assert "Leave the classifier as it is" in diagnosis.sentences()
+
+
+@pytest.mark.parametrize(
+    ("labels", "counts", "message"),
+    [
+        ([0, 1, 2, 2], [5, 3, 1], "class 0 has 1 held-out samples; at least 2"),
+        ([0, 0, 1, 1], [5, 5], "there is no long tail to diagnose"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_said(labels, counts, message):
+    logits = np.random.default_rng(0).normal(size=(4, len(counts)))
+    with pytest.raises(UserError, match=message):
+        diagnose(Outputs(np.array(labels), np.array(counts), logits=logits))
+
+
+def test_command(capsys, digits_copy, tmp_path, cifar_features):
+    assert main(["diagnose", str(digits_copy), "--split", "test"]) == 0
+    captured = capsys.readouterr()
+    assert "rank correlation" in captured.out
+    assert "long-tail biased" in captured.out
+    data = cifar_features
+    np.savez(tmp_path / "train.npz", logits=data["views"][0], labels=data["y"], head_weight=data["weight"])
+    np.savez(tmp_path / "held.npz", logits=data["test"], labels=data["test_y"])
+    words = ["diagnose", str(tmp_path / "held.npz"), "--train", str(tmp_path / "train.npz"), "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["biased"]
+    assert main(["diagnose", str(digits_copy), "--train", str(tmp_path / "train.npz")]) == 2
+    assert "is a run, for which --train means nothing" in capsys.readouterr().err
+    assert main(["diagnose", str(tmp_path / "held.npz")]) == 2
+    assert "has no class_counts (K,), the training samples per class; add them" in capsys.readouterr().err
