@@ -32,8 +32,7 @@ from longtail.backbones.inference import BATCH
 from longtail.core.progress import Display
 from longtail.data.loading import in_order, load
 from longtail.data.samplers import Sampler
-from longtail.distributed.world import SINGLE_PROCESS
-from longtail.extraction.run import extract_run
+from longtail.extraction.run import Extractor
 from longtail.metrics.scores import evaluate_logits
 from longtail.networks.head import head_of
 from longtail.posthoc.inputs import from_arrays
@@ -76,7 +75,7 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
         turns = Turns(model, images)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "o.safetensors"
-            extract_run(run, "train", SINGLE_PROCESS, views=1, path=path, root=str(cifar_root()), display=turns)
+            Extractor(run, root=str, display=turns).write("train", path, views=1)
             assert turns.waiting == []
             return MARC().fit(Outputs.open(path)), turns.seconds
 
@@ -113,7 +112,7 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
 
     stage_two_seconds, _, _ = stage_two(stage_two_steps)
     with tempfile.TemporaryDirectory() as folder:
-        path = extract_run(run, "test", SINGLE_PROCESS, path=Path(folder) / "o.safetensors", root=str(cifar_root()))
+        path = Extractor(run, root=str).write("test", Path(folder) / "o.safetensors")
         test = Outputs.open(path)
         logits, labels = np.array(test.logits), test.labels
 
@@ -121,9 +120,7 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
         return 100 * evaluate_logits(values, labels, run.class_counts).balanced
 
     with tempfile.TemporaryDirectory() as folder:
-        path = extract_run(
-            run, "train", SINGLE_PROCESS, views=3, path=Path(folder) / "o.safetensors", root=str(cifar_root())
-        )
+        path = Extractor(run, root=str).write("train", Path(folder) / "o.safetensors", views=3)
         sgd = MARC(solver="sgd").fit(Outputs.open(path))
     forward_seconds = statistics.median(times["forward"])
     rows = [

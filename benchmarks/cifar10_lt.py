@@ -18,8 +18,7 @@ from common import RESULTS, cifar_root
 from longtail import MARC, RECIPES, Run, compare, evaluate_logits, margins
 from longtail.cli.commands.compare import describe
 from longtail.core.progress import Display
-from longtail.distributed.world import SINGLE_PROCESS
-from longtail.extraction.run import run_outputs
+from longtail.extraction.run import Extractor
 from longtail.report.build import report_run
 from longtail.tasks.tables import summarise, write_tables
 
@@ -49,8 +48,8 @@ DIFFERENCES = """
 
 def trend_rows(run: Run) -> list[str]:
     """How mean logits and margins go with class size on the test images, before and at several gammas."""
-    train = run_outputs(run, "train", SINGLE_PROCESS, views=1)
-    test = run_outputs(run, "test", SINGLE_PROCESS)
+    train = Extractor(run).outputs("train", views=1)
+    test = Extractor(run).outputs("test")
     states = {"before": test.rows().read(slice(None)).numpy()}
     states |= {f"gamma {gamma:g}": marc.transform(test) for gamma, marc in MARC().fit_path(train, TRENDS).items()}
     rows = []
@@ -88,7 +87,7 @@ def main() -> None:
     shutil.rmtree(folder / "figures", ignore_errors=True)
     run = Run.open(arguments.out / "runs" / f"softmax-seed{arguments.seeds[0]}")
     page, summary = report_run([run], folder, root=root, display=display)
-    seen = config.epochs * run.details["data"]["images"]["train"]
+    seen = config.epochs * run.split_sizes["train"]
     differences = DIFFERENCES.format(
         epochs=config.epochs,
         batch=config.batch_size,

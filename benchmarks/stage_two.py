@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from longtail import CRT, LWS, DisAlign, Outputs
 from longtail.data.loading import load
 from longtail.data.samplers import Sampler
-from longtail.distributed.world import SINGLE_PROCESS
-from longtail.extraction.run import extract_run, run_outputs
+from longtail.extraction.run import Extractor
 from longtail.metrics.scores import evaluate_logits
 from longtail.networks.head import head_of
 from longtail.posthoc.marc import class_weights
@@ -98,12 +97,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps through the network; the time is scaled to 2,000")
     arguments = parser.parse_args()
     run, root = Run.open(arguments.run), str(cifar_root())
-    test = run_outputs(run, "test", SINGLE_PROCESS, root=root)
+    test = Extractor(run, root=root).outputs("test")
     features = torch.from_numpy(np.array(test.features))
     start = time.perf_counter()
-    path = extract_run(
-        run, "train", SINGLE_PROCESS, views=1, path=arguments.run / "outputs" / "stage-two.safetensors", root=root
-    )
+    path = Extractor(run, root=root).write("train", arguments.run / "outputs" / "stage-two.safetensors", views=1)
     stored, once = Outputs.open(path), time.perf_counter() - start
     torch.manual_seed(0)
 

@@ -1,56 +1,120 @@
 """Long-tailed recognition: margin calibration and the methods around it.
 
 Names are imported when they are first used, so that `import longtail` and `longtail --help` are quick.
+Type checkers and editors see the real ones.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longtail.core.version import __version__ as __version__
 
-_HOMES = {
-    "CRT": "longtail.posthoc.crt",
-    "DisAlign": "longtail.posthoc.disalign",
-    "LWS": "longtail.posthoc.lws",
-    "LogitAdjustment": "longtail.posthoc.logit_adjustment",
-    "MARC": "longtail.posthoc.marc",
-    "PlattScaling": "longtail.posthoc.scaling",
-    "TauNorm": "longtail.posthoc.tau_norm",
-    "TemperatureScaling": "longtail.posthoc.scaling",
-    "VectorScaling": "longtail.posthoc.scaling",
-    "Outputs": "longtail.outputs",
-    "calibrate": "longtail.tasks.calibrate",
-    "compare": "longtail.tasks.compare",
-    "diagnose": "longtail.tasks.diagnose",
-    "export": "longtail.exports",
-    "extract": "longtail.extraction.model",
-    "find_head": "longtail.networks.head",
-    "open_splits": "longtail.data",
-    "margins": "longtail.metrics.margins",
-    "profile": "longtail.tasks.class_distribution",
-    "UserError": "longtail.errors",
-    "Run": "longtail.runs",
-    "TrainConfig": "longtail.config",
-    "RECIPES": "longtail.recipes",
-    "evaluate_logits": "longtail.metrics",
-    "evaluate_predictions": "longtail.metrics",
-    "train": "longtail.training.loop",
-}
+if TYPE_CHECKING:
+    from longtail import backbones, data, losses, metrics, networks, posthoc, sklearn
+    from longtail.config import TrainConfig
+    from longtail.data.open import open_splits
+    from longtail.errors import UserError
+    from longtail.exports import export
+    from longtail.extraction.model import extract
+    from longtail.metrics.margins import margins
+    from longtail.metrics.scores import evaluate_logits, evaluate_predictions
+    from longtail.networks.head import find_head
+    from longtail.outputs.record import Outputs
+    from longtail.posthoc.crt import CRT
+    from longtail.posthoc.disalign import DisAlign
+    from longtail.posthoc.logit_adjustment import LogitAdjustment
+    from longtail.posthoc.lws import LWS
+    from longtail.posthoc.marc import MARC
+    from longtail.posthoc.platt import PlattScaling
+    from longtail.posthoc.scaling import MatrixScaling, TemperatureScaling, VectorScaling
+    from longtail.posthoc.tau_norm import TauNorm
+    from longtail.recipes import RECIPES
+    from longtail.runs.folder import Run
+    from longtail.tasks.calibrate import calibrate
+    from longtail.tasks.class_distribution import profile
+    from longtail.tasks.compare import compare
+    from longtail.tasks.diagnose import diagnose
+    from longtail.training.loop import train
+else:
+    # Name → where it is at home; the same as above.
+    _HOMES = {
+        "CRT": "posthoc.crt",
+        "DisAlign": "posthoc.disalign",
+        "LWS": "posthoc.lws",
+        "LogitAdjustment": "posthoc.logit_adjustment",
+        "MARC": "posthoc.marc",
+        "MatrixScaling": "posthoc.scaling",
+        "Outputs": "outputs.record",
+        "PlattScaling": "posthoc.platt",
+        "RECIPES": "recipes",
+        "Run": "runs.folder",
+        "TauNorm": "posthoc.tau_norm",
+        "TemperatureScaling": "posthoc.scaling",
+        "TrainConfig": "config",
+        "UserError": "errors",
+        "VectorScaling": "posthoc.scaling",
+        "calibrate": "tasks.calibrate",
+        "compare": "tasks.compare",
+        "diagnose": "tasks.diagnose",
+        "evaluate_logits": "metrics.scores",
+        "evaluate_predictions": "metrics.scores",
+        "export": "exports",
+        "extract": "extraction.model",
+        "find_head": "networks.head",
+        "margins": "metrics.margins",
+        "open_splits": "data.open",
+        "profile": "tasks.class_distribution",
+        "train": "training.loop",
+    }
+    _ROOMS = ("backbones", "data", "losses", "metrics", "networks", "posthoc", "sklearn")
 
-_ROOMS = ("losses", "networks", "sklearn")
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
 
-__all__ = sorted([*_HOMES, *_ROOMS])
+        if name in _ROOMS:
+            return import_module(f"longtail.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'longtail' has no attribute {name!r}")
+        return getattr(import_module(f"longtail.{_HOMES[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"longtail.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'longtail' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOMES, *_ROOMS]
+__all__ = [
+    "CRT",
+    "LWS",
+    "MARC",
+    "RECIPES",
+    "DisAlign",
+    "LogitAdjustment",
+    "MatrixScaling",
+    "Outputs",
+    "PlattScaling",
+    "Run",
+    "TauNorm",
+    "TemperatureScaling",
+    "TrainConfig",
+    "UserError",
+    "VectorScaling",
+    "backbones",
+    "calibrate",
+    "compare",
+    "data",
+    "diagnose",
+    "evaluate_logits",
+    "evaluate_predictions",
+    "export",
+    "extract",
+    "find_head",
+    "losses",
+    "margins",
+    "metrics",
+    "networks",
+    "open_splits",
+    "posthoc",
+    "profile",
+    "sklearn",
+    "train",
+]

@@ -227,6 +227,7 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
     ),
 }
 
+OWN_FAMILY = "own"  # of methods that are not in the table
 DECOUPLING = "Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020"
 
 POSTHOC_METHODS: dict[str, PostHocMethod] = {
@@ -265,6 +266,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
         "TemperatureScaling",
         trains="1",
+        needs="validation split",
     ),
     "vector": PostHocMethod(
         "Vector scaling",
@@ -272,6 +274,15 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
         "VectorScaling",
         trains="2K",
+        needs="validation split",
+    ),
+    "matrix": PostHocMethod(
+        "Matrix scaling",
+        "confidence",
+        "Kull et al., Beyond temperature scaling, NeurIPS 2019",
+        "MatrixScaling",
+        trains="K^2 + K",
+        needs="validation split",
     ),
     "platt": PostHocMethod(
         "Platt scaling",
@@ -279,6 +290,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Platt, Probabilistic Outputs for Support Vector Machines, 1999",
         "PlattScaling",
         trains="2K",
+        needs="validation split",
     ),
 }
 
@@ -291,3 +303,13 @@ def build_posthoc(name: str, options: dict[str, str]) -> PostHoc:
     """
     estimator = POSTHOC_METHODS[choose("method", name, POSTHOC_METHODS)].estimator
     return estimator(**parse_options(options, estimator.__init__))
+
+
+def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocMethod, str]:
+    """What the table says of a method, and its name; somebody's own class is described by its name alone."""
+    kind = type(method).__name__
+    for known, entry in POSTHOC_METHODS.items():
+        if entry.class_name == kind and entry.estimator is type(method):
+            return entry, name or known
+    own = PostHocMethod(kind, OWN_FAMILY, "", kind, trains="")
+    return own, name or kind.lower()

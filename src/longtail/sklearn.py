@@ -25,8 +25,6 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.crt import CRT
-from longtail.posthoc.disalign import DisAlign
 from longtail.posthoc.marc import MARC
 
 FOLDS = 5
@@ -90,7 +88,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             logits, codes = logits[present], codes[present]
         known = {**_linear_head(self.estimator_, logits.shape[1]), "class_counts": class_counts}
         self.method_ = clone(MARC() if self.method is None else self.method)
-        if isinstance(self.method_, CRT | DisAlign):
+        if self.method_.needs_features:
             raise UserError(
                 f"{type(self.method_).__name__} needs the features before a network's last layer; "
                 "choose a method that works on logits, such as MARC"

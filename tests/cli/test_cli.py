@@ -137,7 +137,7 @@ def test_train_and_evaluate_end_to_end(capsys, tmp_path, monkeypatch):
 
     code, out, error = run(capsys, "evaluate", "run")
     assert code == 0
-    assert "balanced" in out
+    assert "Balanced" in out
     assert "classes, head to tail" in out
     written = json.loads((tmp_path / "run" / "metrics-test.json").read_text())
     assert written["samples"] == 600

@@ -58,7 +58,7 @@ def test_recipes_stand_first(complete):
 
 def test_names_of_methods_and_choices(complete):
     assert complete("longtail train digits-lt --method ") == list(TRAIN_METHODS)
-    assert complete("longtail calibrate runs/x --method ma") == ["marc"]
+    assert complete("longtail calibrate runs/x --method mar") == ["marc"]
     assert complete("longtail compare digits-lt --methods softmax dis") == ["disalign"]
     assert set(complete("longtail compare digits-lt --methods ")) == {*TRAIN_METHODS, *POSTHOC_METHODS}
     assert complete("longtail export runs/x --format on") == ["onnx"]

@@ -14,12 +14,12 @@ from longtail import Outputs
 from longtail.core.progress import Display
 from longtail.data.samplers import SAMPLERS
 from longtail.distributed.world import SINGLE_PROCESS, World
-from longtail.extraction.run import extract_run
+from longtail.extraction.run import Extractor
 from longtail.methods import build_posthoc
 from longtail.posthoc.crt import LinearProblem
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
-from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
 from longtail.training.loop import Trainer
 
@@ -60,8 +60,8 @@ def test_the_last_validation_is_that_of_the_saved_model(work):
 
 def test_extracted_files_are_those_of_one_process(work, alone):
     run = Run.open(alone)
-    extract_run(run, "train", SINGLE_PROCESS, views=2, path=alone / "two.safetensors")
-    extract_run(run, "test", SINGLE_PROCESS, path=alone / "test.safetensors", dtype="float16", keep_logits=False)
+    Extractor(run).write("train", alone / "two.safetensors", views=2)
+    Extractor(run).write("test", alone / "test.safetensors", dtype="float16", keep_logits=False)
     for name in ("two", "test"):
         assert (work / f"{name}.safetensors").read_bytes() == (alone / f"{name}.safetensors").read_bytes()
     outputs = Outputs.open(work / "two.safetensors")
@@ -73,7 +73,7 @@ def test_extracted_files_are_those_of_one_process(work, alone):
 @pytest.mark.parametrize("name", ["marc", "crt", "tau-norm"])
 def test_calibration_is_that_of_one_process(work, alone, name):
     method = build_posthoc(name, {})
-    calibrate_run(Run.open(alone), method, name, SINGLE_PROCESS)
+    calibrate_run(Extractor(Run.open(alone)), method, name)
     one, two = (json.loads((folder / name / "calibration.json").read_text()) for folder in (alone, work))
     for key in ("scale_", "shift_", "omega_", "beta_"):
         if key in one:

@@ -54,7 +54,7 @@ def write_pictures(root: Path, counts: dict[str, int]) -> None:
     ("there", "reason"),
     [
         ({}, "does not exist (process 1)"),
-        ({"cat": 3, "dog": 5}, "process 1 was started differently from process 0 (labels: "),
+        ({"cat": 3, "dog": 5}, "process 1 was started differently from process 0 (images: "),
     ],
 )
 def test_data_that_one_process_cannot_see_or_sees_otherwise(by_hand, tmp_path, there, reason):

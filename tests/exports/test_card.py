@@ -5,15 +5,16 @@ import torch
 from PIL import Image
 
 import longtail
-from longtail.distributed.world import SINGLE_PROCESS
 from longtail.exports.card import model_card
+from longtail.extraction.run import Extractor
+from longtail.metrics.table import SCORES
 from longtail.runs.folder import Run
-from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
 
 
 def test_the_folder_is_a_run_that_scores_the_same(digits_copy, tmp_path):
-    folder, scores = calibrate_run(Run.open(digits_copy), longtail.MARC(), "marc", SINGLE_PROCESS)
+    folder, scores = calibrate_run(Extractor(Run.open(digits_copy)), longtail.MARC(), "marc")
     longtail.export(folder, tmp_path / "shared", "safetensors")
     metrics, run, _ = evaluate_run(tmp_path / "shared", device="cpu")
     assert metrics.confusion == next(score for score in scores if score.split == "test").after.confusion
@@ -21,10 +22,11 @@ def test_the_folder_is_a_run_that_scores_the_same(digits_copy, tmp_path):
     card = (tmp_path / "shared" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: longtail\n")
     for score in scores:
-        assert f"| {score.split} | stage one | {100 * score.before.top1:.1f} |" in card
-        assert f"| {score.split} | calibrated | {100 * score.after.top1:.1f} |" in card
+        for name, metrics in (("stage one", score.before), ("calibrated", score.after)):
+            cells = [known.show(getattr(metrics, key)) for key, known in SCORES.items()]
+            assert f"| {score.split} | {name} | {' | '.join(cells)} |" in card
     assert "Stage two: MARC (Wang et al." in card
-    for label, count in enumerate(run.class_counts):
+    for label, count in enumerate(run.group_counts):
         assert f"| {label} | {label} | {count} |" in card
 
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 import longtail
-from longtail.distributed.world import SINGLE_PROCESS
 from longtail.errors import UserError
-from longtail.extraction.run import run_outputs
+from longtail.extraction.run import Extractor
 from longtail.methods import build_posthoc
 from longtail.runs.folder import Run
-from longtail.tasks.calibrate import calibrate_files, calibrate_run
+from longtail.tasks.calibrate_files import calibrate_files
+from longtail.tasks.calibrate_run import calibrate_run
 
 
 @pytest.fixture(scope="module")
@@ -19,20 +19,20 @@ def fitted(digits_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("heads")
     run = Run.open(shutil.copytree(digits_run, out / "run"))
     for name, options in (("marc", {}), ("disalign", {"max_iter": "50"}), ("crt", {}), ("platt", {})):
-        calibrate_run(run, build_posthoc(name, options), name, SINGLE_PROCESS, out=out / name)
-    return out, run_outputs(run, "test", SINGLE_PROCESS)
+        calibrate_run(Extractor(run), build_posthoc(name, options), name, out=out / name)
+    return out, Extractor(run).outputs("test")
 
 
 def features_and_logits(folder, outputs):
     """Features of the run before, and the logits of the repaired one on the same images."""
-    after = run_outputs(Run.open(folder), "test", SINGLE_PROCESS)
+    after = Extractor(Run.open(folder)).outputs("test")
     return np.asarray(outputs.features), np.asarray(after.logits)
 
 
 def by_formula(lines, numbers):
     """The file's own formula, executed as it stands."""
     names = {name: np.asarray(value) for name, value in numbers.items()}
-    names |= {"exp": np.exp, "argmax": lambda x: x.argmax(-1), "sum": lambda x: x.sum(-1, keepdims=True)}
+    names |= {"exp": np.exp, "log": np.log, "argmax": lambda x: x.argmax(-1), "sum": lambda x: x.sum(-1, keepdims=True)}
     for line in lines:
         exec(line, names)
     return names
@@ -80,12 +80,11 @@ def test_platt_makes_its_probabilities_of_sigmoids(fitted, tmp_path):
     folder, outputs = fitted
     longtail.export(folder / "platt", tmp_path / "head.json", "json")
     numbers = json.loads((tmp_path / "head.json").read_text())
-    result = by_formula(numbers["formula_on_old_logits"], {**numbers, "old_logits": outputs.logits})
-    method = build_posthoc("platt", {})
-    method.scale_, method.shift_ = np.array(numbers["scale"]), np.array(numbers["shift"])
-    method.n_features_in_ = 10
-    expected = method.predict_proba(np.asarray(outputs.logits, dtype=np.float64))
-    np.testing.assert_allclose(result["probabilities"], expected, atol=1e-5)
+    features = np.asarray(outputs.features)
+    result = by_formula(numbers["formula"], {**numbers, "features": features})
+    described = json.loads((folder / "platt" / "calibration.json").read_text())
+    sigmoids = 1 / (1 + np.exp(-(np.array(described["scale_"]) * outputs.logits + np.array(described["shift_"]))))
+    np.testing.assert_allclose(result["probabilities"], sigmoids / sigmoids.sum(1, keepdims=True), atol=1e-5)
 
 
 def test_a_plain_run_gives_its_head_as_trained(digits_run, tmp_path):
@@ -98,11 +97,11 @@ def test_a_plain_run_gives_its_head_as_trained(digits_run, tmp_path):
 
 def test_a_repair_of_saved_logits_has_scale_and_shift_only(fitted, tmp_path):
     _, outputs = fitted
-    calibrate_files(outputs, longtail.MARC(), "marc", tmp_path / "marc", [])
+    calibrate_files(outputs, longtail.MARC(), tmp_path / "marc", [])
     longtail.export(tmp_path / "marc", tmp_path / "head.json", "json")
     numbers = json.loads((tmp_path / "head.json").read_text())
     assert set(numbers) == {"formula", "class_names", "method", "scale", "shift"}
-    calibrate_files(outputs, longtail.CRT(), "crt", tmp_path / "crt", [])
+    calibrate_files(outputs, longtail.CRT(), tmp_path / "crt", [])
     with pytest.raises(UserError, match="crt in .* is not a scale and a shift per class"):
         longtail.export(tmp_path / "crt", tmp_path / "crt.json", "json")
     with pytest.raises(UserError, match="is not a run folder"):

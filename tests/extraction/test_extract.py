@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import longtail
 from longtail import Outputs
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError
-from longtail.extraction.run import extract_run, outputs_path
+from longtail.extraction.run import Extractor
 from longtail.metrics.scores import evaluate_logits
 from longtail.networks.head import fingerprint
 from longtail.outputs.writer import join_parts, part_path
@@ -209,8 +211,7 @@ def read(path):
 
 def test_outputs_of_a_run_are_what_the_model_says(digits_copy):
     run = Run.open(digits_copy)
-    path = extract_run(run, "test", SINGLE_PROCESS)
-    assert path == outputs_path(run, "test")
+    path = Extractor(run).write("test", Extractor(run).path("test"))
     outputs = read(path)
     splits = run.splits()
     scored = score(run.load_model(), splits.test, run.transforms(splits)[1], SINGLE_PROCESS, run.class_counts)
@@ -224,43 +225,43 @@ def test_outputs_of_a_run_are_what_the_model_says(digits_copy):
 
 def test_views_are_augmented_anew_and_belong_to_training(digits_copy):
     run = Run.open(digits_copy)
-    outputs = read(extract_run(run, "train", SINGLE_PROCESS, views=2))
-    size = run.details["data"]["images"]["train"]
+    outputs = Extractor(run).outputs("train", views=2)
+    size = run.split_sizes["train"]
     assert len(outputs) == 2 * size
     assert outputs.views == 2
     assert outputs.indices.tolist() == 2 * list(range(size))
     assert (outputs.logits[:size] != outputs.logits[size:]).any(1).mean() > 0.8
-    one = read(extract_run(run, "train", SINGLE_PROCESS, views=1))
+    one = Extractor(run).outputs("train", views=1)
     np.testing.assert_array_equal(one.logits, outputs.logits[:size])
     with pytest.raises(UserError, match="views must be a whole number of at least 0, not -1"):
-        extract_run(run, "train", SINGLE_PROCESS, views=-1)
+        Extractor(run).outputs("train", views=-1)
     with pytest.raises(UserError, match="views are for the train split"):
-        extract_run(run, "test", SINGLE_PROCESS, views=1)
+        Extractor(run).outputs("test", views=1)
 
 
 def test_half_precision_and_features_alone(digits_copy):
     run = Run.open(digits_copy)
-    full = read(extract_run(run, "test", SINGLE_PROCESS))
-    half = read(extract_run(run, "test", SINGLE_PROCESS, path=digits_copy / "half.safetensors", dtype="float16"))
+    full = Extractor(run).outputs("test")
+    half = read(Extractor(run).write("test", digits_copy / "half.safetensors", dtype="float16"))
     assert half.logits.dtype == half.features.dtype == np.float16
     np.testing.assert_allclose(half.logits, full.logits, rtol=2e-3, atol=1e-2)
-    alone = read(extract_run(run, "test", SINGLE_PROCESS, path=digits_copy / "features.safetensors", keep_logits=False))
+    alone = read(Extractor(run).write("test", digits_copy / "features.safetensors", keep_logits=False))
     assert alone.logits is None
     np.testing.assert_allclose(alone.rows().read(slice(None)), full.logits, atol=1e-4)
 
 
 def test_parts_of_several_processes_make_the_file_of_one(digits_copy, monkeypatch):
     run = Run.open(digits_copy)
-    whole = extract_run(run, "train", SINGLE_PROCESS, views=2, path=digits_copy / "one.safetensors")
+    whole = Extractor(run).write("train", digits_copy / "one.safetensors", views=2)
     monkeypatch.setattr("longtail.extraction.run.BATCH", 32)
-    whole = extract_run(run, "train", SINGLE_PROCESS, views=2, path=digits_copy / "one.safetensors")
+    whole = Extractor(run).write("train", digits_copy / "one.safetensors", views=2)
     path = digits_copy / "three.safetensors"
     monkeypatch.setattr("longtail.extraction.run.join_parts", lambda *words: 0)
     monkeypatch.setattr(World, "gather", lambda self, value: [value])
     monkeypatch.setattr(World, "barrier", lambda self: None)
     for rank in range(3):
-        extract_run(run, "train", World(rank, 3, torch.device("cpu")), views=2, path=path)
-    size = run.details["data"]["images"]["train"]
+        Extractor(run, World(rank, 3, torch.device("cpu"))).write("train", path, views=2)
+    size = run.split_sizes["train"]
     assert join_parts(path, World(0, 3, torch.device("cpu")), 2 * size, size) == 0
     assert path.read_bytes() == whole.read_bytes()
 
@@ -272,7 +273,7 @@ def test_rows_missing_or_written_twice_are_named(digits_copy, monkeypatch):
     monkeypatch.setattr(World, "barrier", lambda self: None)
     path = digits_copy / "two.safetensors"
     world = World(0, 2, torch.device("cpu"))
-    extract_run(run, "test", world, path=path)
+    Extractor(run, world).write("test", path)
     with pytest.raises(UserError, match=r"rows of a process are missing: .*two.part1"):
         join_parts(path, world, 600, 600)
     part_path(path, 1).write_bytes(part_path(path, 0).read_bytes())
@@ -289,17 +290,17 @@ def test_an_interrupted_extraction_leaves_nothing(digits_copy, monkeypatch):
 
     monkeypatch.setattr("longtail.extraction.run.run_batch", broken)
     with pytest.raises(KeyboardInterrupt):
-        extract_run(run, "test", SINGLE_PROCESS)
-    assert list((digits_copy / "outputs").iterdir()) == []
+        Extractor(run).outputs("test")
+    assert [path.suffix for path in (digits_copy / "outputs").iterdir()] == [".lock"]
 
 
 def test_outputs_on_the_images_of_another_run_are_not_mistaken_for_each_other(digits_copy):
     run = Run.open(digits_copy)
-    assert outputs_path(run, "test", data_run=run) == outputs_path(run, "test")
+    assert Extractor(run, data_run=run).path("test") == Extractor(run).path("test")
     others = []
     for imbalance in (3.0, 10.0):
-        details = {**run.details, "config": {**run.details["config"], "imbalance": imbalance}}
-        others.append(Run(digits_copy.parent / f"c{imbalance}" / "softmax-seed0", details))  # of one name
-    paths = {outputs_path(run, "test", data_run=other) for other in (run, *others)}
+        record = replace(run.record, config={**run.record.config, "imbalance": imbalance})
+        others.append(Run(digits_copy.parent / f"c{imbalance}" / "softmax-seed0", record))  # of one name
+    paths = {Extractor(run, data_run=other).path("test") for other in (run, *others)}
     assert len(paths) == 3
     assert {path.parent for path in paths} == {digits_copy / "outputs"}

@@ -9,12 +9,12 @@ import torch
 import longtail
 from longtail.cli.main import main
 from longtail.core.tensors import read_tensors
-from longtail.distributed.world import SINGLE_PROCESS
+from longtail.extraction.run import Extractor
 from longtail.methods import TRAIN_METHODS
 from longtail.networks.head import head_of
 from longtail.posthoc.marc import MARC
 from longtail.runs.folder import Run
-from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.calibrate_run import calibrate_run
 from longtail.training.loop import Interrupted
 from longtail.training.stop import StopRequest
 
@@ -83,7 +83,7 @@ def test_half_precision_training_of_a_cosine_head(tmp_path):
 
 def test_a_run_with_a_cosine_head_can_be_calibrated(tmp_path):
     longtail.train(replace(SHORT, method="ldam"), tmp_path / "run")
-    folder, scores = calibrate_run(Run.open(tmp_path / "run"), MARC(), "marc", SINGLE_PROCESS)
+    folder, scores = calibrate_run(Extractor(Run.open(tmp_path / "run")), MARC(), "marc")
     repaired = Run.open(folder).load_model()
     assert type(head_of(repaired)) is torch.nn.Linear
     assert {score.split for score in scores} == {"validation", "test"}

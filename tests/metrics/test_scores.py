@@ -3,18 +3,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import balanced_accuracy_score, f1_score
+from scipy.special import log_softmax
+from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from longtail.errors import UserError
-from longtail.metrics.scores import (
-    evaluate_logits,
-    evaluate_predictions,
-    expected_calibration_error,
-    reliability,
-    shot_accuracy,
-    softmax,
-)
+from longtail.metrics.confidence import Predictions, expected_calibration_error, reliability, softmax
+from longtail.metrics.scores import evaluate_logits, evaluate_predictions, shot_accuracy
+from longtail.metrics.table import SCORES
 
 
 def test_shots_agree_with_the_decoupling_authors_code(golden):
@@ -24,7 +20,9 @@ def test_shots_agree_with_the_decoupling_authors_code(golden):
             # Their code says 0 for a group without classes; ours says none.
             assert ours == pytest.approx(theirs, abs=1e-12) if ours is not None else theirs == 0
         assert metrics.top1 == pytest.approx(float(case["mic_acc"]), abs=1e-12)
-        assert metrics.macro_f1 == pytest.approx(float(case["macro_f1"]), abs=1e-12)
+        # Their mean counts classes that are predicted but never occur; the sum is the same.
+        occurring, counted = len(np.unique(case["labels"])), len(np.union1d(case["labels"], case["preds"]))
+        assert metrics.macro_f1 * occurring / counted == pytest.approx(float(case["macro_f1"]), abs=1e-12)
         ours = [-1 if value is None else value for value in metrics.per_class]
         assert ours == pytest.approx(case["per_class_acc"], abs=1e-12)
 
@@ -34,7 +32,8 @@ def test_scores_agree_with_scikit_learn(seed, classes, size):
     rng = np.random.default_rng(seed)
     labels, predictions = rng.integers(0, classes, (2, size))
     metrics = evaluate_predictions(predictions, labels, np.full(classes, 50))
-    assert metrics.macro_f1 == pytest.approx(f1_score(labels, predictions, average="macro"))
+    occurring = f1_score(labels, predictions, average="macro", labels=np.unique(labels))
+    assert metrics.macro_f1 == pytest.approx(occurring)
     present = np.isin(predictions, labels)  # scikit-learn warns about predicted classes that do not occur
     if present.all():
         assert metrics.balanced == pytest.approx(balanced_accuracy_score(labels, predictions))
@@ -59,6 +58,45 @@ def test_a_calibrated_model_has_no_calibration_error():
     probabilities = rng.dirichlet([1, 1, 1], 200_000)
     labels = (rng.random((200_000, 1)) > probabilities.cumsum(1)).sum(1)
     assert expected_calibration_error(probabilities, labels) < 0.005
+
+
+@given(st.integers(0, 10_000), st.integers(2, 6), st.floats(0.1, 100))
+def test_nll_and_brier_agree_with_scikit_learn(seed, classes, scale):
+    rng = np.random.default_rng(seed)
+    logits, labels = scale * rng.normal(size=(50, classes)), rng.integers(0, classes, 50)
+    metrics = evaluate_logits(logits, labels, np.full(classes, 50))
+    # scikit-learn's clips probabilities; logarithms of a softmax need no clipping.
+    exact = -log_softmax(logits, axis=1)[np.arange(50), labels].mean()
+    assert metrics.nll == pytest.approx(exact)
+    truth = np.eye(classes)[labels]
+    assert metrics.brier == pytest.approx(np.square(softmax(logits) - truth).sum(1).mean())
+    if scale < 5:
+        assert metrics.nll == pytest.approx(log_loss(labels, softmax(logits), labels=range(classes)))
+
+
+def test_an_absent_class_that_is_predicted_does_not_lower_macro_f1():
+    metrics = evaluate_predictions([0, 0, 1, 1, 2], [0, 0, 1, 1, 1], [9, 9, 9])
+    assert metrics.macro_f1 == pytest.approx((1 + 0.8) / 2)
+    assert metrics.f1_per_class[2] is None
+
+
+def test_every_score_of_the_table_is_a_field_of_metrics():
+    metrics = evaluate_logits(np.eye(3), np.arange(3), np.array([500, 50, 5]))
+    assert all(isinstance(getattr(metrics, name), float) for name in SCORES)
+    assert {name for name, score in SCORES.items() if score.lower_is_better} == {"nll", "brier", "ece"}
+    perfect = {name: getattr(evaluate_logits(50 * np.eye(3), np.arange(3), [500, 50, 5]), name) for name in SCORES}
+    for name, score in SCORES.items():
+        assert perfect[name] == pytest.approx(0 if score.lower_is_better else 1), name
+
+
+def test_parts_of_predictions_join_and_are_taken_apart():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(20, 4)), rng.integers(0, 4, 20)
+    whole = Predictions.of(logits, labels)
+    joined = Predictions.joined([Predictions.of(logits[:7], labels[:7]), Predictions.of(logits[7:], labels[7:])])
+    for name in ("classes", "confidence", "nll", "brier"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
+        np.testing.assert_array_equal(getattr(whole.take(np.array([3, 1])), name), getattr(whole, name)[[3, 1]])
 
 
 def test_softmax_stands_extreme_logits():

@@ -16,16 +16,15 @@ from longtail.backbones.weights import load_backbone
 from longtail.core.tensors import read_tensors
 from longtail.data.loading import Batch
 from longtail.distributed.world import SINGLE_PROCESS
-from longtail.extraction.run import extract_run
+from longtail.extraction.run import Extractor
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import evaluate_logits
 from longtail.networks.head import head_of
 from longtail.networks.objective import Progress
-from longtail.outputs.record import Outputs
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
 from longtail.runs.score import score
-from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
 from longtail.training.loop import Interrupted
 from longtail.training.stop import StopRequest
@@ -169,7 +168,7 @@ def test_it_learns_and_is_evaluated(trained):
 def test_outputs_are_linear_in_the_features_and_can_be_calibrated(trained, tmp_path):
     shutil.copytree(trained[1], tmp_path / "run")
     run = Run.open(tmp_path / "run")
-    outputs = Outputs.open(extract_run(run, "test", SINGLE_PROCESS))
+    outputs = Extractor(run).outputs("test")
     again = torch.from_numpy(outputs.features[:]) @ torch.from_numpy(outputs.head_weight).T
     if outputs.head_bias is not None:
         again = again + torch.from_numpy(outputs.head_bias)
@@ -178,7 +177,7 @@ def test_outputs_are_linear_in_the_features_and_can_be_calibrated(trained, tmp_p
         run.load_model(), run.splits().test, run.transforms(run.splits())[1], SINGLE_PROCESS, run.class_counts
     )
     assert evaluate_logits(outputs.logits, outputs.labels, run.class_counts) == scored
-    folder, scores = calibrate_run(run, longtail.MARC(), "marc", SINGLE_PROCESS)
+    folder, scores = calibrate_run(Extractor(run), longtail.MARC(), "marc")
     metrics, _, _ = evaluate_run(folder, device="cpu")
     after = next(score.after for score in scores if score.split == "test")
     assert metrics.top1 == pytest.approx(after.top1, abs=2 / 600)

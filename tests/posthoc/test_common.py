@@ -15,6 +15,7 @@ from longtail import CRT, LWS, MARC, DisAlign, LogitAdjustment, Outputs
 from longtail.errors import UserError
 from longtail.methods import POSTHOC_METHODS, build_posthoc
 from longtail.metrics.scores import evaluate_logits
+from longtail.posthoc.base import fit_outputs
 
 TAIL = ("crt", "lws", "tau-norm", "disalign", "logit-adjustment", "marc")
 
@@ -32,7 +33,7 @@ def outputs_of(data, part: str) -> Outputs:
 @pytest.fixture(scope="module", params=POSTHOC_METHODS)
 def fitted(request, cifar_features):
     method = build_posthoc(request.param, {})
-    method.fit(outputs_of(cifar_features, "train"), validation=outputs_of(cifar_features, "validation"))
+    fit_outputs(method, outputs_of(cifar_features, "train"), outputs_of(cifar_features, "validation"))
     return request.param, method
 
 
@@ -62,8 +63,8 @@ def test_the_head_gives_the_repaired_logits(fitted, test_outputs):
     with torch.inference_mode():
         logits = layer(torch.from_numpy(test_outputs.features))
     np.testing.assert_allclose(logits, method.transform(test_outputs), atol=2e-4)
-    if name == "disalign":
-        with pytest.raises(UserError, match="does not fold .* depends on the features"):
+    if name in ("disalign", "platt"):
+        with pytest.raises(UserError, match="does not fold"):
             method.fold(linear.weight, linear.bias)
     else:
         assert type(layer) is nn.Linear
@@ -72,20 +73,20 @@ def test_the_head_gives_the_repaired_logits(fitted, test_outputs):
         np.testing.assert_allclose(layer.bias.detach(), bias.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_head_without_bias_is_repaired_too(fitted, cifar_features):
-    _, method = fitted
+def test_a_head_without_bias_is_calibrated_too(fitted, cifar_features):
+    name, method = fitted
     linear = nn.Linear(64, 10, bias=False)
     layer = method.head(linear)
     features = torch.randn(5, 64)
     with torch.inference_mode():
         direct, expected = layer(features), method._apply(linear(features), features)
-    if not hasattr(method, "tau_") and not hasattr(method, "weight_"):
-        np.testing.assert_allclose(direct, expected, atol=1e-4)
+    np.testing.assert_allclose(direct, expected, atol=1e-4)
+    assert layer.bias is not None if isinstance(layer, nn.Linear) else name in ("disalign", "platt")
 
 
 def test_parameters_are_counted_as_the_table_says(fitted):
     name, method = fitted
-    formula = POSTHOC_METHODS[name].trains.replace("pK", "p*K").replace("2K", "2*K")
+    formula = POSTHOC_METHODS[name].trains.replace("pK", "p*K").replace("2K", "2*K").replace("^", "**")
     assert method.n_parameters_ == eval(formula, {"p": 64, "K": 10})
 
 
@@ -116,7 +117,8 @@ def test_torch_in_torch_out(fitted, test_outputs):
 
 def test_fitting_twice_gives_the_same(fitted, cifar_features, test_outputs):
     _, method = fitted
-    again = clone(method).fit(outputs_of(cifar_features, "train"), validation=outputs_of(cifar_features, "validation"))
+    again = clone(method)
+    fit_outputs(again, outputs_of(cifar_features, "train"), outputs_of(cifar_features, "validation"))
     np.testing.assert_array_equal(again.transform(test_outputs), method.transform(test_outputs))
 
 
@@ -131,8 +133,28 @@ def test_bad_input_is_named_by_every_method(name):
         method.fit(spoiled, y)
     with pytest.raises(UserError, match=r"labels must be 0\.\.3"):
         method.fit(logits, y + 1)
+    missing = np.arange(20) % 3
+    if name in ("temperature", "tau-norm"):  # they need neither samples nor counts of a class
+        method = build_posthoc(name, {"tau": "1"} if name == "tau-norm" else {})
+        assert np.isfinite(method.fit(logits, missing).scale_).all()
+        return
     with pytest.raises(UserError, match="class 3 has no sample"):
-        method.fit(logits, np.arange(20) % 3)
+        method.fit(logits, missing)
+
+
+def test_a_class_without_samples_does_not_stop_what_needs_its_count_alone():
+    logits, y = np.random.default_rng(0).normal(size=(20, 4)), np.arange(20) % 3
+    shift = LogitAdjustment().fit(logits, y, class_counts=[90, 9, 3, 1]).shift_
+    np.testing.assert_allclose(shift, -np.log(np.array([90, 9, 3, 1]) / 103))
+
+
+@pytest.mark.parametrize("name", ["temperature", "vector", "matrix", "platt"])
+def test_confidence_is_not_fitted_on_training_outputs(name, cifar_features):
+    train = outputs_of(cifar_features, "train")
+    with pytest.raises(UserError, match="must be fitted on images the network has not seen"):
+        build_posthoc(name, {}).fit(train)
+    with pytest.raises(UserError, match="has not seen, and there are none"):
+        fit_outputs(build_posthoc(name, {}), train, None)
 
 
 @pytest.mark.parametrize(

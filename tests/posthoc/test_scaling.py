@@ -6,7 +6,7 @@ from scipy.optimize import minimize, minimize_scalar
 from sklearn.linear_model import LogisticRegression
 
 from longtail import MARC, PlattScaling, TemperatureScaling, VectorScaling
-from longtail.metrics.scores import expected_calibration_error, softmax
+from longtail.metrics.confidence import expected_calibration_error, softmax
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(3), [150, 70, 30])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longtail import CRT, LWS, DisAlign, Outputs
-from longtail.report.summary import summarise
+from longtail import CRT, LWS, MARC, DisAlign, Outputs
+from longtail.posthoc.base import PostHoc
+from longtail.report.summary import Summary, fitted, summarise
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -26,8 +27,14 @@ def real_outputs(cifar_features):
     return train, held_out(slice(0, None, 2), "validation"), held_out(slice(1, None, 2), "test")
 
 
+def summary_of(train: Outputs, test: Outputs, validation: Outputs | None = None, **others: PostHoc) -> Summary:
+    """A summary about MARC, with other methods beside it."""
+    after = fitted(MARC(), "MARC", "marc", train, test, validation)
+    beside = [fitted(method, name, name.lower(), train, test, validation) for name, method in others.items()]
+    return summarise(train, test, validation=validation, after=after, others=beside)
+
+
 @pytest.fixture(scope="session")
 def real_summary(real_outputs):
     train, validation, test = real_outputs
-    others = {"DisAlign": DisAlign(max_iter=200), "cRT": CRT(), "LWS": LWS()}
-    return summarise(train, test, validation=validation, others=others)
+    return summary_of(train, test, validation, DisAlign=DisAlign(max_iter=200), cRT=CRT(), LWS=LWS())

@@ -10,7 +10,8 @@ from longtail import Outputs
 from longtail.report import figures
 from longtail.report.figures import FIGURES, write_figures
 from longtail.report.style import drawing
-from longtail.report.summary import summarise
+
+from .conftest import summary_of
 
 
 def test_every_figure_is_written_in_three_formats_and_is_not_empty(real_summary, tmp_path):
@@ -49,6 +50,19 @@ def test_curves_show_the_numbers_head_to_tail(real_summary):
     np.testing.assert_allclose(overall.get_ydata(), [100 * point.metrics.balanced for point in real_summary.points])
 
 
+def test_rows_of_the_confusion_are_true_classes(real_summary):
+    figure = draw("confusion", real_summary)
+    order = real_summary.order
+    for axes, state in zip(figure.axes, (real_summary.before, real_summary.after), strict=False):
+        shown = np.asarray(axes.images[0].get_array())
+        counts = state.metrics.matrix()[np.ix_(order, order)]
+        np.testing.assert_allclose(shown, 100 * counts / counts.sum(1, keepdims=True))
+        np.testing.assert_allclose(shown.sum(1), 100)
+        assert not np.allclose(shown.sum(0), 100)
+        assert axes.get_ylabel().startswith("true class")
+        assert axes.get_xlabel().startswith("taken for")
+
+
 def test_figures_say_which_images_they_show(real_summary):
     for name in FIGURES:
         figure = draw(name, real_summary)
@@ -66,7 +80,7 @@ def test_few_and_many_classes_are_drawn(classes, tmp_path):
         logits = rng.normal(size=(len(labels), classes)) + 2 * np.eye(classes)[labels] + np.linspace(1, -1, classes)
         return Outputs(labels, counts, logits=logits.astype(np.float32), split=split)
 
-    summary = summarise(outputs(counts, "train"), outputs(np.full(classes, 4), "test"), validation=None, others={})
+    summary = summary_of(outputs(counts, "train"), outputs(np.full(classes, 4), "test"))
     files = write_figures(summary, tmp_path)
     assert {file.stem for file in files} == set(FIGURES) - {"disalign-beside-marc"}  # it was not fitted
     assert len(files) == 3 * (len(FIGURES) - 1)
@@ -93,7 +107,7 @@ def test_long_names_leave_room_for_the_curves_and_do_not_overprint(tmp_path):
     names = tuple(f"{label} a name of fifty-seven letters, which no axis can hold" for label in range(classes))
     logits = np.random.default_rng(0).normal(size=(counts.sum(), classes)).astype(np.float32)
     outputs = Outputs(np.repeat(np.arange(classes), counts), counts, logits=logits, class_names=names, split="test")
-    summary = summarise(replace(outputs, split="train"), outputs, validation=None, others={})
+    summary = summary_of(replace(outputs, split="train"), outputs)
     for name in ("class-means", "class-accuracy", "winners-and-losers", "confusion"):
         figure = draw(name, summary)
         FigureCanvasAgg(figure).draw()

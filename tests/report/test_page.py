@@ -11,7 +11,8 @@ import pytest
 from longtail import Outputs
 from longtail.cli.main import main
 from longtail.report.page import Context, page_data, write_page
-from longtail.report.summary import summarise
+
+from .conftest import summary_of
 
 MOST = 6_000_000
 
@@ -156,7 +157,7 @@ def made_up(classes, names=()):
         logits = (rng.normal(size=(len(labels), classes)) + 4 * np.eye(classes)[labels]).astype(np.float32)
         return Outputs(labels, counts, logits=logits, split=split, class_names=names)
 
-    return summarise(outputs(train_labels, "train"), outputs(test_labels, "test"), validation=None, others={})
+    return summary_of(outputs(train_labels, "train"), outputs(test_labels, "test"))
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -243,7 +244,7 @@ def test_a_thousand_classes_fit(visit, tmp_path):
 def test_names_cannot_break_the_page(visit, tmp_path, real_outputs):
     train, _, test = real_outputs
     evil = ("</script><script>alert(1)</script>", "<b>&", '"quote"', *(f"c{i}" for i in range(7)))
-    summary = summarise(train, replace(test, class_names=evil), validation=None, others={})
+    summary = summary_of(train, replace(test, class_names=evil))
     page = visit(write_page(summary, CONTEXT, tmp_path / "index.html"))
     assert page.complaints == []
     assert evil[0] in page.locator("#classes").inner_text()

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +11,10 @@ import longtail
 from longtail import MARC, DisAlign, Outputs
 from longtail.cli.main import main
 from longtail.core.tensors import read_tensors
-from longtail.distributed.world import SINGLE_PROCESS
 from longtail.errors import UserError
-from longtail.extraction.run import outputs_path, run_outputs
+from longtail.extraction.run import Extractor
 from longtail.runs.folder import Run
-from longtail.tasks.calibrate import calibrate_run
+from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
 
 
@@ -179,7 +179,7 @@ def test_gamma_auto_with_a_validation_loader(trained):
 
 def test_a_run_becomes_a_calibrated_run(digits_copy):
     run = Run.open(digits_copy)
-    folder, scores = calibrate_run(run, MARC(), "marc", SINGLE_PROCESS)
+    folder, scores = calibrate_run(Extractor(run), MARC(), "marc")
     assert folder == digits_copy / "marc"
     by_split = {score.split: score for score in scores}
     assert set(by_split) == {"validation", "test"}
@@ -199,16 +199,16 @@ def test_a_run_becomes_a_calibrated_run(digits_copy):
     assert described["result"]["converged"]
 
 
-def test_outputs_are_computed_once_and_only_for_their_model(digits_copy, monkeypatch):
+def test_outputs_are_computed_once_for_these_weights_and_these_images(digits_copy, monkeypatch):
     run = Run.open(digits_copy)
-    first = run_outputs(run, "train", SINGLE_PROCESS, views=1)
-    monkeypatch.setattr("longtail.extraction.run.extract_run", None)  # must not be called again
-    second = run_outputs(run, "train", SINGLE_PROCESS, views=1)
-    assert (first.logits == second.logits).all()
-    path = outputs_path(run, "train", 1)
-    Outputs(first.labels, first.class_counts, logits=first.logits, model="another").save(path)
-    with pytest.raises(UserError, match="was computed with another model"):
-        run_outputs(run, "train", SINGLE_PROCESS, views=1)
+    first = Extractor(run).outputs("train", views=1)
+    write = Extractor.write
+    monkeypatch.setattr(Extractor, "write", None)  # must not be called again
+    assert Extractor(run).outputs("train", views=1) == first
+    monkeypatch.setattr(Extractor, "write", write)
+    for other in ({"model": "another"}, {"digest": "another"}):
+        replace(first, **other).save(Extractor(run).path("train", 1))
+        assert Extractor(run).outputs("train", views=1) == first
 
 
 def run_command(capsys, *words):
@@ -221,7 +221,7 @@ def test_command_on_a_run(capsys, digits_copy):
     code, out, error = run_command(capsys, "calibrate", digits_copy, "--options", "gamma", "auto")
     assert code == 0
     assert "before" in out
-    assert "few" in out
+    assert "Few" in out
     assert "solved" in error
     assert (digits_copy / "outputs" / "train-views1.safetensors").is_file()
     code, _, error = run_command(capsys, "calibrate", digits_copy)
@@ -261,7 +261,7 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
     np.testing.assert_allclose(head["bias"], described["shift_"], rtol=1e-5)  # the file had no bias
     code, _, error = run_command(capsys, *words)
     assert code == 2
-    assert "holds a calibration already" in error
+    assert "exists already; choose another --out or replace it with --overwrite" in error
 
 
 def test_class_sizes_of_held_out_logits_are_those_of_training(capsys, tmp_path):
@@ -313,8 +313,8 @@ def test_a_warning_is_one_line(capsys, tmp_path):
         (["{tmp}/none.npz", "--out", "{tmp}/o"], "none.npz does not exist"),
         (["{tmp}"], "is not a run folder"),
         (["{tmp}/none", "--out", "{tmp}/o"], "none does not exist"),
-        (["{npz}", "--out", "{npz}"], "a.npz: File exists"),
-        (["{npz}", "--out", "{npz}/o"], "a.npz/o: Not a directory"),
+        (["{npz}", "--out", "{npz}"], "a.npz is a file; choose another --out"),
+        (["{npz}", "--out", "{npz}/o"], "a.npz: File exists"),
         (["{npz}", "--out", "{tmp}/o", "--labels", "{npz}"], "a.npz has labels of its own; leave out --labels"),
         (["{npz}", "--out", "{tmp}/o", "--options", "gamma"], "--options takes names and values in turn"),
         (["{npz}", "--out", "{tmp}/o", "--options", "solver", "sgd", "seed", "-1"], "seed must be a whole number"),

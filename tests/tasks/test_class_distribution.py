@@ -25,7 +25,7 @@ def test_a_recipe_shows_what_training_sees(digits_run, capsys):
     shown = json.loads(capsys.readouterr().out)
     run = longtail.Run.open(digits_run)
     assert [row["images"] for row in shown["classes"]] == run.class_counts.tolist()
-    assert shown["images"] == run.details["data"]["images"]
+    assert shown["images"] == run.split_sizes
     assert sum(row["share"] for row in shown["classes"]) == pytest.approx(1)
     assert shown["groups"] == {
         "many": {"classes": 1, "images": 103},

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from longtail.errors import UserError
+from longtail.metrics.table import SCORES
 from longtail.report.terminal import terminal_table
 from longtail.tasks.tables import latex, markdown, summarise, tidy_csv, write_tables
 
@@ -12,7 +13,7 @@ LABELS = np.repeat(np.arange(4), 50)
 
 
 def make(tmp_path, data="digits"):
-    """Results of three methods and two seeds with made-up predictions."""
+    """Results of three methods and three seeds with made-up predictions."""
     rng = np.random.default_rng(0)
     results = []
     for method, title, family, rate in (
@@ -20,20 +21,14 @@ def make(tmp_path, data="digits"):
         ("marc", "MARC", "decision boundary", 0.8),
         ("lws", "Decouple-LWS", "decision boundary", 0.75),
     ):
-        for seed in (0, 1):
+        for seed in (0, 1, 2):
             hit = rng.random(200) < rate
             predictions = np.where(hit, LABELS, (LABELS + 1) % 4)
             np.savez(tmp_path / f"{method}-seed{seed}.npz", predictions=predictions, labels=LABELS)
             score = float(hit.mean())
-            metrics = {
-                "top1": score,
-                "balanced": score,
-                "many": score,
-                "medium": 0.5,
-                "few": None,
-                "macro_f1": score,
-                "ece": 1 - score,
-            }
+            errors = {"nll": 2 - score, "brier": 1.5 - score, "ece": 1 - score}
+            shots = {"many": 0.9 * score, "medium": 0.5, "few": None}
+            metrics = {"top1": score, "balanced": score, **shots, "macro_f1": score, **errors}
             config = {"data": data, "profile": "exp", "imbalance": 10.0}
             results.append(
                 {
@@ -43,6 +38,10 @@ def make(tmp_path, data="digits"):
                     "seed": seed,
                     "metrics": metrics,
                     "class_counts": [40, 30, 20, 10],
+                    "steps": 700,
+                    "images": 7000 if method == "lws" else 3500,
+                    "parameters": 8 if method == "marc" else None,
+                    "chosen": {"gamma": 1.2 + seed / 10} if method == "marc" else {},
                     "identity": {"config": config},
                 }
             )
@@ -64,33 +63,91 @@ def test_rows_hold_means_intervals_and_paired_differences(tmp_path):
     assert list(rows) == ["softmax", "lws", "marc"]
 
 
-def test_tables_mark_the_best_and_the_second(tmp_path):
+def cells_of(text):
+    """{title: {heading: cell}} of the first table of a Markdown text."""
+    lines = [line for line in text.split("\n\n")[1].splitlines() if line.startswith("| ")]
+    headings, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+
+
+def test_every_column_holds_what_its_heading_says(tmp_path):
     results = make(tmp_path)
-    rows = summarise(results, tmp_path)
-    text = markdown(rows, "made up")
-    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
-    assert lines["MARC"].count("**") >= 4
-    assert "<u>" in lines["Decouple-LWS"]
-    assert "none" in lines["MARC"]
-    assert "| *Decision boundary adjustment* |" in text
+    rows = {row.method: row for row in summarise(results, tmp_path)}
+    shown = cells_of(markdown(list(rows.values()), "made up"))["MARC"]
+    assert list(shown)[1:10] == [score.heading for score in SCORES.values()]
+    for name, score in SCORES.items():
+        values = [result["metrics"][name] for result in results if result["method"] == "marc"]
+        plain = shown[score.heading].strip("*").removeprefix("<u>").removesuffix("</u>")
+        assert plain.split(" ")[0] == ("none" if None in values else score.show(np.mean(values))), name
+    for reference, heading in (("softmax", "vs Softmax"), ("marc", "vs MARC")):
+        for method, title in (("lws", "Decouple-LWS"), ("softmax", "Softmax")):
+            if method != reference:
+                means = [rows[which].scores["balanced"].value for which in (method, reference)]
+                told = cells_of(markdown(list(rows.values()), ""))[title][heading]
+                assert told.startswith(f"{100 * (means[0] - means[1]):+.1f} ["), (title, heading)
+    assert shown["vs MARC"] == ""
+    assert shown["Steps"] == "700"
+    assert shown["Images seen"] == "3,500"
+    assert shown["Stage two"] == "8 numbers; gamma 1.2, 1.3, 1.4"
+
+
+def test_tables_mark_the_best_and_the_second(tmp_path):
+    rows = summarise(make(tmp_path), tmp_path)
+    shown = cells_of(markdown(rows, "made up"))
+    for name in ("balanced", "many", "nll", "brier", "ece"):  # of errors the lowest is the best
+        heading = SCORES[name].heading
+        assert shown["MARC"][heading].startswith("**"), name
+        assert shown["Decouple-LWS"][heading].startswith("<u>"), name
+        assert not shown["Softmax"][heading].startswith(("*", "<")), name
+    assert shown["MARC"]["Few"] == "none"
+    assert "| *Decision boundary adjustment* |" in markdown(rows, "made up")
     tex = latex(rows, "50 % of x_y & z ~^\\")
     assert r"\caption{50 \% of x\_y \& z \textasciitilde{}\textasciicircum{}\textbackslash{}}" in tex
+    assert r"Method & Many & Medium & Few & Balanced accuracy & Top-1 \\" in tex
     assert r"MARC & \textbf{" in tex
     assert tex.count(r"\midrule") == 2
-    assert terminal_table(rows, "made up").row_count == 3
+
+
+def test_a_terminal_shows_the_same(tmp_path):
+    rows = summarise(make(tmp_path), tmp_path)
+    table = terminal_table(rows, "made up")
+    assert [column.header for column in table.columns][1:4] == ["Many", "Medium", "Few"]
+    cells = dict(zip([column.header for column in table.columns], [list(c.cells) for c in table.columns], strict=True))
+    many = [row.scores["many"].value for row in rows]
+    for shown, value in zip(cells["Many"], many, strict=True):
+        assert f"{100 * value:.1f}" in shown
+    assert cells["vs Softmax"][0] == ""
+    assert cells["vs Softmax"][1].startswith(f"{100 * rows[1].against['softmax'].value:+.1f} ")
+
+
+def test_seeds_values_stand_below(tmp_path):
+    results = make(tmp_path)
+    text = markdown(summarise(results, tmp_path), "made up")
+    values = [f"{100 * result['metrics']['balanced']:.1f}" for result in results if result["method"] == "lws"]
+    assert f"| Decouple-LWS | {', '.join(values)} |" in text
+    assert "with its 95 % interval over seeds and test images" in text
+    assert "the same number of optimiser steps" in text
+
+
+def test_fewer_than_three_seeds_claim_no_interval_over_seeds(tmp_path):
+    results = [result for result in make(tmp_path) if result["seed"] < 2]
+    rows = summarise(results, tmp_path)
+    assert rows[0].scores["balanced"].half_width is None
+    assert "2 seeds: mean." in markdown(rows, "")
+    assert "with its 95 % interval over test images alone" in markdown(rows, "")
 
 
 def test_equal_numbers_are_marked_alike(tmp_path):
     lines = markdown(summarise(make(tmp_path), tmp_path), "made up").splitlines()
     medium = [line.split("|")[3].strip() for line in lines if line.startswith(("| Soft", "| MARC", "| Deco"))]
-    assert medium == ["**50.0 ± 0.0**"] * 3
+    assert medium[:3] == ["**50.0 ± 0.0**"] * 3
 
 
 def test_csv_is_tidy(tmp_path):
     lines = list(csv.DictReader(io.StringIO(tidy_csv(make(tmp_path)))))
-    assert len(lines) == 6 * 7
-    assert {line["score"] for line in lines} == {"top1", "many", "medium", "few", "balanced", "macro_f1", "ece"}
-    assert [line["value"] for line in lines if line["score"] == "few"] == [""] * 6
+    assert len(lines) == 9 * len(SCORES)
+    assert {line["score"] for line in lines} == set(SCORES)
+    assert [line["value"] for line in lines if line["score"] == "few"] == [""] * 9
 
 
 def test_everything_is_written(tmp_path):

@@ -13,13 +13,13 @@ import torch
 import longtail
 from longtail.config import TrainConfig
 from longtail.core.files import replacing
-from longtail.core.progress import Display
+from longtail.core.progress import QUIET, Display
 from longtail.core.tensors import read_tensors
-from longtail.distributed.world import World
+from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
-from longtail.training.loop import Interrupted, Trainer
+from longtail.training.loop import Interrupted, Trainer, TrainingStep
 from longtail.training.stop import StopRequest
 
 SHORT = replace(RECIPES["digits-lt"], epochs=4, evaluate_every=1, checkpoint_every=1, device="cpu")
@@ -50,8 +50,8 @@ def test_training_learns_and_leaves_a_whole_run(tmp_path):
     assert metrics.top1 > 0.8
     run = Run.open(tmp_path / "run")
     assert run.config == config
-    assert run.class_counts.sum() == run.details["data"]["images"]["train"]
-    assert run.details["versions"]["torch"] == version("torch")
+    assert run.class_counts.sum() == run.split_sizes["train"]
+    assert run.record.versions["torch"] == version("torch")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["validation"]["top1"] == metrics.top1
     assert lines[-1]["loss"] < lines[0]["loss"] / 3
@@ -147,8 +147,8 @@ def test_a_loss_that_explodes_is_said(tmp_path):
         longtail.train(replace(SHORT, lr=1e30, epochs=20), tmp_path / "run")
 
 
-def test_streams_share_the_batch(tmp_path):
-    with pytest.raises(UserError, match="--batch-size 63 does not divide among 1 streams x 2 parts"):
+def test_a_batch_divides_into_its_parts(tmp_path):
+    with pytest.raises(UserError, match="--batch-size 63 does not divide into 2 parts x 1 processes"):
         longtail.train(replace(SHORT, batch_size=63, accumulate=2), tmp_path / "run")
 
 
@@ -176,9 +176,34 @@ def test_a_network_that_cannot_be_compiled_is_trained_as_it_is(tmp_path, capsys,
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
+def test_a_step_is_that_of_sgd_with_momentum_and_weight_decay(tmp_path):
+    """The first two steps beside the formula: v = 0.9 v + g + decay w; w = w - lr v."""
+    config = replace(SHORT, epochs=None, iterations=2, momentum=0.9, weight_decay=0.05, warmup=0, lr=0.1)
+    trainer = Trainer(config, tmp_path / "run", SINGLE_PROCESS, QUIET)
+    model = trainer.state.model
+    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    velocity = {name: torch.zeros_like(value) for name, value in weights.items()}
+    for step, batches in enumerate(trainer._batches()):
+        trainer._step(TrainingStep(model, trainer.state.objective), batches)
+        rate = trainer.plan.learning_rate(step)
+        for name, value in model.named_parameters():
+            velocity[name] = 0.9 * velocity[name] + value.grad + 0.05 * weights[name]
+            weights[name] = weights[name] - rate * velocity[name]
+            torch.testing.assert_close(value.detach(), weights[name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_callers_random_numbers_stay_as_they_are(tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    first = torch.rand(1)
+    longtail.train(replace(SHORT, epochs=1), tmp_path / "run")
+    assert torch.cat([first, torch.rand(1)]).tolist() == expected.tolist()
+
+
 def test_tensorboard_files_hold_the_same_numbers(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is an extra")
-    longtail.train(replace(SHORT, epochs=1), tmp_path / "run", tensorboard=True)
+    longtail.train(replace(SHORT, epochs=1), tmp_path / "run", trackers=["tensorboard"])
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))

@@ -32,6 +32,19 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path`; it takes the place of `path` only if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".part", dir=path.parent) as outer:
+        temporary, before = Path(outer) / "new", Path(outer) / "old"
+        temporary.mkdir()
+        yield temporary
+        if path.exists():
+            path.rename(before)
+        temporary.rename(path)
+
+
 def remove_unfinished(path: Path) -> None:
     """Drop the temporary files of writers of `path` that were killed; nobody may be writing it now."""
     for left in path.parent.glob(f".{escape(path.name)}.*.part"):

@@ -86,3 +86,6 @@ class Display:
             bar.add_task(title, total=total, completed=done, note="")
             task._bar = bar
             yield task
+
+
+QUIET = Display(quiet=True)

@@ -21,12 +21,21 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
         save_file(plain, temporary, metadata={"longtail": json.dumps(header)})
 
 
+def read_header(path: Path) -> dict[str, Any]:
+    """The header alone."""
+    return _read(path, with_tensors=False)[1]
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote."""
+    return _read(path, with_tensors=True)
+
+
+def _read(path: Path, *, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("longtail", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in (file.keys() if with_tensors else ())}, header
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:

@@ -63,9 +63,16 @@ class Images(ABC):
         return torch.bincount(self.labels, minlength=self.num_classes)
 
     @cached_property
-    def labels_hash(self) -> str:
-        """Equal for equal labels in the same order."""
-        return hashlib.sha256(self.labels.cpu().numpy().tobytes()).hexdigest()[:12]
+    def digest(self) -> str:
+        """Equal for equal samples (their paths or content) with equal labels, in the same order."""
+        found = hashlib.sha256()
+        for part in ("\0".join(self.class_names).encode(), self.labels.cpu().numpy().tobytes(), self._samples()):
+            found.update(hashlib.sha256(part).digest())
+        return found.hexdigest()
+
+    @abstractmethod
+    def _samples(self) -> bytes:
+        """What tells the samples apart: their content, or where they lie and how large they are."""
 
     def subset(self, indices: np.ndarray) -> Self:
         """The images at `indices`, in that order."""
@@ -89,6 +96,9 @@ class MemoryImages(Images):
     def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         rows = torch.from_numpy(indices).to(self.pixels.device)
         return self.pixels.index_select(0, rows), np.arange(len(indices))
+
+    def _samples(self) -> bytes:
+        return self.pixels.cpu().contiguous().numpy().tobytes()
 
     def to(self, device: torch.device) -> MemoryImages:
         return replace(self, pixels=self.pixels.to(device))
@@ -163,6 +173,17 @@ class FileImages(DecodedImages):
     def source(self, index: int) -> Path:
         return self.path(index)
 
+    def _samples(self) -> bytes:
+        return "\0".join(f"{path} {_size(self.root / str(path))}" for path in self.paths).encode(errors="replace")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, -1 if it is missing: reading it will say so."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
 
 def _as_array(picture: Image.Image) -> np.ndarray:
     return np.asarray(picture, dtype=np.uint8)
@@ -178,6 +199,10 @@ class Splits:
     test: Images | None
     mean: Sequence[float]
     std: Sequence[float]
+    group_counts: Tensor
+    """(K,) training images per class before validation images were held out."""
+    validation_from_training: bool = False
+    """Whether the validation images were cut from the training images."""
 
     def split(self, name: str) -> Images:
         """The split called train, validation or test; an error says what to do when there is none."""

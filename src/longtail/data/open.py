@@ -27,12 +27,14 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
     root = Path(config.root).expanduser() if config.root else cache_folder()
     train, validation, test = source.read(config, root)
     train = _cut_tail(train, config)
+    whole = train
     if validation is None and config.validation > 0:
         kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed)
         train, validation = train.subset(kept), train.subset(held_out)
     if need_every_class:
         _require_every_class(train, config.data)
-    return Splits(config.data, train, validation, test, *source.statistics)
+    cut = train is not whole
+    return Splits(config.data, train, validation, test, *source.statistics, whole.class_counts, cut)
 
 
 def statistics(name: str) -> Statistics:

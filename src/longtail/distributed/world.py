@@ -55,7 +55,7 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
-    def spread(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give the tensors of rank 0 to every process, in place."""
         for tensor in tensors if self.size > 1 else ():
             dist.broadcast(tensor, 0)

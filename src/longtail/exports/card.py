@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from longtail.core.files import write_json, write_text
-from longtail.core.tensors import read_tensors, write_tensors
-from longtail.core.text import percent
+from longtail.core.files import replacing_folder, write_json, write_text
+from longtail.core.records import read_json
 from longtail.data.open import image_side, statistics
-from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
-from longtail.metrics.scores import SHOTS
-from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run
-from longtail.tasks.calibrate import CALIBRATION_FILE
+from longtail.methods import TRAIN_METHODS
+from longtail.metrics.scores import FEW, MANY
+from longtail.metrics.table import SCORES
+from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
+from longtail.tasks.calibration import CALIBRATION_FILE, read_calibration
 
 SHOWN_CLASSES = 100
-SCORES = {"top1": "top-1", "balanced": "balanced", **dict(zip(SHOTS, SHOTS, strict=True)), "macro_f1": "macro F1"}
 
 
 def write_package(source: Path, out: Path) -> tuple[None, str]:
     """A folder with model.safetensors, run.json and README.md; it is a run folder itself."""
     run = Run.open(source)
-    run.load_model()  # only weights that load are worth sharing
-    weights, _ = read_tensors(run.model_path)
+    model = run.load_model()  # only weights that load are worth sharing
     card = model_card(run)
-    # No paths of the machine it was trained on.
-    details = {key: value for key, value in run.details.items() if key != "command"}
-    details["config"] = {**details["config"], "root": None, "weights": None}
-    if calibration := details.get("calibration"):
-        details["calibration"] = {**calibration, "from": Path(calibration["from"]).name}
-    write_tensors(out / MODEL_FILE, weights, {"class_names": run.class_names})
-    write_text(out / "README.md", card)
-    if (source / CALIBRATION_FILE).is_file():
-        write_text(out / CALIBRATION_FILE, (source / CALIBRATION_FILE).read_text(encoding="utf-8"))
-    write_json(out / RUN_FILE, details)
+    with replacing_folder(out) as folder:
+        write_model(folder / MODEL_FILE, model, {"class_names": run.class_names})
+        write_text(folder / "README.md", card)
+        if run.calibration:
+            read_calibration(source, model=run.model_identity)
+            write_text(folder / CALIBRATION_FILE, (source / CALIBRATION_FILE).read_text(encoding="utf-8"))
+        write_json(folder / RUN_FILE, _without_paths(run).to_dict())
     return None, f"load it with longtail.Run.open({str(out)!r}).load_model()"
+
+
+def _without_paths(run: Run) -> Any:
+    """The record of a run without paths of the machine it was trained on."""
+    record = run.record
+    origin = record.calibration and replace(record.calibration, run=Path(record.calibration.run).name)
+    return replace(record, command=[], config={**record.config, "root": None, "weights": None}, calibration=origin)
 
 
 def model_card(run: Run) -> str:
     """What the model is, in Markdown: data, method, scores, classes, how to load."""
-    calibration = run.details.get("calibration")
-    title = f"{run.config.backbone} on {run.details['data']['name']}"
-    if calibration:
-        title += f", calibrated with {POSTHOC_METHODS[calibration['method']].title}"
+    title = f"{run.config.backbone} on {run.data_name}"
+    if run.calibration:
+        title += f", calibrated with {run.calibration.title}"
     sections = [_front_matter(), f"# {title}", _data(run), _method(run), _scores(run), _loading(run), _classes(run)]
     return "\n\n".join(sections) + "\n"
 
@@ -57,13 +59,13 @@ def _front_matter() -> str:
 
 
 def _data(run: Run) -> str:
-    counts, images = run.class_counts, run.details["data"]["images"]
-    sizes = ", ".join(f"{count} {split}" for split, count in images.items())
+    counts = run.group_counts
+    sizes = ", ".join(f"{count} {split}" for split, count in run.split_sizes.items())
     cut = ""
     if run.config.profile != "none":
         cut = f" Its tail was cut to the profile `{run.config.profile}`, factor {run.config.imbalance:g}."
     return (
-        f"## Data\n\n`{run.details['data']['name']}`: {len(counts)} classes; images: {sizes}. The largest class has "
+        f"## Data\n\n`{run.data_name}`: {len(counts)} classes; images: {sizes}. The largest class has "
         f"{counts.max()} training images, the smallest {counts.min()} (imbalance factor "
         f"{counts.max() / counts.min():.1f}).{cut}"
     )
@@ -76,44 +78,48 @@ def _method(run: Run) -> str:
         f"## Method\n\nStage one: {method.title} ({method.paper}), {config.backbone}, {length}, batch "
         f"{config.batch_size}, learning rate {config.lr:g}, seed {config.seed}."
     )
-    if calibration := run.details.get("calibration"):
-        posthoc = POSTHOC_METHODS[calibration["method"]]
-        described = json.loads((run.folder / CALIBRATION_FILE).read_text(encoding="utf-8"))
-        settings = ", ".join(f"{name} {value}" for name, value in described["settings"].items() if value is not None)
+    if run.calibration:
+        described, _ = read_calibration(run.folder, model=run.model_identity)
+        known = {name: value for name, value in {**described.settings, **described.chosen}.items() if value is not None}
+        settings = ", ".join(f"{name} {value}" for name, value in known.items())
+        seen = "which the network was trained on" if described.fitted_on.seen else "which the network has not seen"
+        paper = f" ({described.paper})" if described.paper else ""
         text += (
-            f"\n\nStage two: {posthoc.title} ({posthoc.paper}); {settings}. Fitted on "
-            f"{described['fitted_on']['samples']} outputs of the {described['fitted_on']['split']} split; "
-            "the backbone is that of stage one."
+            f"\n\nStage two: {described.title}{paper}; {settings}. Fitted on {described.fitted_on.samples} outputs of "
+            f"the {described.fitted_on.split} split, {seen}; the backbone is that of stage one."
         )
     return text
 
 
 def _scores(run: Run) -> str:
-    header = "| split | model | " + " | ".join(SCORES.values()) + " | ECE |\n|---|---|" + "---:|" * (len(SCORES) + 1)
+    headings = [score.heading for score in SCORES.values()]
+    header = "| split | model | " + " | ".join(headings) + " |\n|---|---|" + "---:|" * len(headings)
     rows = [_row(*row) for row in _known_scores(run)]
     if not rows:
         return "## Scores\n\nNot measured yet: `longtail evaluate` measures them."
-    legend = "Per cent. Classes with more than 100 training images are many-shot, with fewer than 20 few-shot."
+    plain = ", ".join(score.heading for score in SCORES.values() if not score.in_percent)
+    legend = (
+        f"Per cent, but {plain}. Classes with more than {MANY} training images are many-shot, with fewer than {FEW} "
+        "few-shot."
+    )
     return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}"
 
 
 def _row(split: str, model: str, scores: dict[str, Any]) -> str:
-    cells = [percent(scores.get(name)) for name in SCORES]
-    ece = percent(scores["ece"]) if "ece" in scores else ""
-    return f"| {split} | {model} | " + " | ".join([*cells, ece]) + " |"
+    cells = [score.show(scores.get(name)) for name, score in SCORES.items()]
+    return f"| {split} | {model} | " + " | ".join(cells) + " |"
 
 
 def _known_scores(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
     """(split, model, scores) that the run's folder holds; of other weights than these, none."""
-    rows = []
+    rows: list[tuple[str, str, dict[str, Any]]] = []
+    own = "calibrated" if run.calibration else "stage one"
     for split in ("validation", "test"):
-        both = run.folder / f"before-after-{split}.json"
-        alone = run.folder / f"metrics-{split}.json"
-        if both.is_file():
-            scores = json.loads(both.read_text(encoding="utf-8"))
-            rows += [(split, name, scores[key]) for name, key in (("stage one", "before"), ("calibrated", "after"))]
-        elif alone.is_file() and (scores := json.loads(alone.read_text(encoding="utf-8")))["model"] == run.model_hash():
-            rows.append((split, "stage one", scores))
+        both, alone = _of_model(run, f"before-after-{split}.json"), _of_model(run, f"metrics-{split}.json")
+        if both:
+            rows += [(split, name, both[key]) for name, key in (("stage one", "before"), ("calibrated", "after"))]
+        elif alone:
+            rows.append((split, own, alone))
     journal = run.folder / METRICS_FILE
     if not any(split == "validation" for split, _, _ in rows) and journal.is_file():
         lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
@@ -122,8 +128,15 @@ def _known_scores(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
     return rows
 
 
+def _of_model(run: Run, name: str) -> dict[str, Any] | None:
+    """The content of a file beside the model, if it is about this very model."""
+    path = run.folder / name
+    values = read_json(path) if path.is_file() else {}
+    return values if values.get("model") == run.model_identity else None
+
+
 def _loading(run: Run) -> str:
-    side, channels = image_side(run.config), run.details["data"]["channels"]
+    side, channels = image_side(run.config), run.channels
     mean, std = statistics(run.config.data)
     return f"""## How to load
 
@@ -140,7 +153,7 @@ Images are pixels from 0 to 1, minus mean {mean}, divided by {std}. The classes 
 
 
 def _classes(run: Run) -> str:
-    counts, names = run.class_counts, run.class_names
+    counts, names = run.group_counts, run.class_names
     order = np.argsort(-counts, kind="stable")
     lines = [f"| {label} | {_cell(names[label])} | {counts[label]} |" for label in order[:SHOWN_CLASSES]]
     left = len(order) - SHOWN_CLASSES

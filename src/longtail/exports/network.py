@@ -47,15 +47,16 @@ class Deployment:
         model = run.load_model().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         _make_plain(model)
         side = image_side(run.config)
-        shape = (int(run.details["data"]["channels"]), side, side)
+        shape = (run.channels, side, side)
         details = {
             "input": f"images (N, {shape[0]}, {side}, {side}), float32, pixels from 0 to 1"
             + (", RGB" if shape[0] == 3 else ""),
             "output": f"logits (N, {len(run.class_names)})",
             "class_names": run.class_names,
             "method": run.config.method,
-            "calibration": run.details.get("calibration", {}).get("method"),
-            "longtail": run.details["versions"]["longtail"],
+            "calibration": run.calibration.method if run.calibration else None,
+            "longtail": run.record.versions["longtail"],
+            "model": run.model_identity,
         }
         return cls(Deployed(model, *statistics(run.config.data)).eval(), shape, details)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.backbones.inference import evaluating
-from longtail.core.progress import Display
+from longtail.core.progress import QUIET, Display
 from longtail.distributed.world import find_device
 from longtail.errors import UserError, choose
 from longtail.extraction.batches import as_batches, split_batch
@@ -55,7 +55,7 @@ def extract(
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
-    display: Display | None = None,
+    display: Display = QUIET,
 ) -> Outputs:
     """Run a model over a loader once and keep features, logits and labels.
 
@@ -95,14 +95,13 @@ def extract_with_head(
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
-    display: Display | None = None,
+    display: Display = QUIET,
 ) -> tuple[Outputs, str]:
     """What `extract` gives, and the name of the layer that was taken for the head."""
     target = find_device(device)
     inner = unwrap(model)
     if head is not None:
         head = find_head(inner, head)
-    display = display or Display(quiet=True)
     batches = as_batches(loader)
     total = length_hint(batches)
     with ExitStack() as stack:

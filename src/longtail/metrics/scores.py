@@ -2,7 +2,7 @@
 
 Classes are grouped by their number of *training* images: many > 100, medium 20–100, few < 20
 (Kang et al., Decoupling Representation and Classifier, ICLR 2020). A group without classes is
-None, never 0. Classes absent from the test set are left out of the averages.
+None, never 0. Classes absent from the test set are left out of the averages, of F1 too.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from numpy.typing import ArrayLike
 
 from longtail.core.arrays import as_array
 from longtail.errors import UserError
+from longtail.metrics.confidence import Predictions, binned, gap
+from longtail.metrics.table import SHOTS
 
 MANY, FEW = 100, 20
-SHOTS = ("many", "medium", "few")
-LISTED_CLASSES = (
-    1000  # with more of them a confusion matrix is nearly all zeros, and a file of it is not read by anybody
-)
+LISTED_CLASSES = 1000  # with more of them nearly all cells of a confusion matrix are 0
 CHUNK_ROWS = 1024
-BINS = 15
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Scores of one model on one split; shares lie between 0 and 1."""
+    """Scores of one model on one split; shares lie between 0 and 1. `longtail.metrics.SCORES` names them."""
 
     top1: float
     balanced: float
@@ -36,6 +34,8 @@ class Metrics:
     medium: float | None
     few: float | None
     macro_f1: float
+    nll: float | None
+    brier: float | None
     ece: float | None
     per_class: list[float | None]
     f1_per_class: list[float | None]
@@ -62,11 +62,6 @@ class Metrics:
         return {**scores, "confusion": self.confusion}
 
 
-def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Part by whole, NaN where there is nothing."""
-    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
-
-
 def shot_groups(class_counts: np.ndarray) -> dict[str, np.ndarray]:
     """Which classes are many-, medium- and few-shot: a mask (K,) each.
 
@@ -78,36 +73,20 @@ def shot_groups(class_counts: np.ndarray) -> dict[str, np.ndarray]:
     return {"many": counts > MANY, "medium": (counts >= FEW) & (counts <= MANY), "few": counts < FEW}
 
 
+def shot_names(class_counts: np.ndarray) -> list[str]:
+    """The group of each class.
+
+    >>> shot_names(np.array([101, 19]))
+    ['many', 'few']
+    """
+    groups = shot_groups(class_counts)
+    return [next(name for name in SHOTS if groups[name][label]) for label in range(len(class_counts))]
+
+
 def shot_accuracy(per_class: np.ndarray, class_counts: np.ndarray) -> dict[str, float | None]:
     """Mean accuracy of the classes in each group, None for an empty one."""
     groups = shot_groups(class_counts).items()
     return {name: _mean(per_class[mask]) for name, mask in groups}
-
-
-def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
-    """Mean gap between confidence and accuracy over equally wide bins of confidence."""
-    return _gap(*reliability(probabilities, labels, bins))
-
-
-def _gap(share: np.ndarray, confidence: np.ndarray, accuracy: np.ndarray) -> float:
-    return float(np.nansum(share * np.abs(confidence - accuracy)))
-
-
-def reliability(
-    probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per bin of confidence: share of samples, mean confidence, accuracy; NaN where a bin is empty."""
-    return _reliability(probabilities.max(1), probabilities.argmax(1) == labels, bins)
-
-
-def _reliability(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    # Bins are open below and closed above, as in Guo et al., On Calibration of Modern Neural Networks, ICML 2017.
-    number = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    sizes = np.bincount(number, minlength=bins)
-    with np.errstate(invalid="ignore"):
-        mean_confidence = np.bincount(number, confidence, bins) / sizes
-        accuracy = np.bincount(number, correct, bins) / sizes
-    return sizes / len(correct), mean_confidence, accuracy
 
 
 def evaluate_predictions(
@@ -118,7 +97,7 @@ def evaluate_predictions(
     metrics = _evaluate(best, truth, as_array(class_counts))
     if confidence is None:
         return metrics
-    return replace(metrics, ece=_gap(*_reliability(as_array(confidence), best == truth, BINS)))
+    return replace(metrics, ece=gap(binned(as_array(confidence), best == truth)))
 
 
 def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
@@ -128,53 +107,45 @@ def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLik
         raise UserError(
             f"logits {logits.shape}, labels {labels.shape} and class counts {class_counts.shape} do not fit together"
         )
-    return evaluate_chunks(
-        (logits[start : start + CHUNK_ROWS] for start in range(0, len(labels), CHUNK_ROWS)), labels, class_counts
-    )
+    chunks = (logits[start : start + CHUNK_ROWS] for start in range(0, len(labels), CHUNK_ROWS))
+    return evaluate_chunks(chunks, labels, class_counts)
 
 
 def evaluate_chunks(chunks: Iterable[np.ndarray], labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
     """The same of logits that come some rows at a time, so that they need not fit into memory."""
-    found, first = [predicted(np.zeros((0, 1)))], 0
+    _require_known("label", labels, len(class_counts))
+    parts, first = [], 0
     for chunk in chunks:
-        found.append(predicted(chunk, first))
+        parts.append(Predictions.of(chunk, labels[first : first + len(chunk)], first))
         first += len(chunk)
-    predictions, confidence = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return evaluate_predictions(predictions, labels, class_counts, confidence)
+    return score_predictions(Predictions.joined(parts), labels, class_counts)
 
 
-def predicted(logits: np.ndarray, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The best class of each row of logits (N, K) and its probability; rows are numbered from `first` in errors."""
-    if not np.isfinite(logits).all():
-        raise UserError(f"logits of sample {first + int(np.argmin(np.isfinite(logits).all(1)))} are not finite")
-    return logits.argmax(1), softmax(logits).max(1)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities (N, K) in float64."""
-    shifted = np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64)
-    return np.asarray(shifted / shifted.sum(1, keepdims=True))
+def score_predictions(predictions: Predictions, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
+    """Every score of what a model says about samples with labels (N,)."""
+    metrics = evaluate_predictions(predictions.classes, labels, class_counts, predictions.confidence)
+    return replace(metrics, nll=float(predictions.nll.mean()), brier=float(predictions.brier.mean()))
 
 
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
-    if len(labels) == 0:
-        raise UserError("there are no labelled samples to evaluate on")
+    num_classes = len(class_counts)
+    _require_known("label", labels, num_classes)
     if len(predictions) != len(labels):
         raise UserError(f"{len(predictions)} predictions for {len(labels)} labels")
-    num_classes = len(class_counts)
-    for name, values in (("label", labels), ("prediction", predictions)):
-        if values.min() < 0 or values.max() >= num_classes:
-            raise UserError(f"a {name} lies outside 0..{num_classes - 1}: {values.min()} to {values.max()}")
+    _require_known("prediction", predictions, num_classes)
     of_class, taken_for, right = (
         np.bincount(classes, minlength=num_classes) for classes in (labels, predictions, labels[predictions == labels])
     )
-    per_class, f1 = _share(right, of_class), _share(2 * right, of_class + taken_for)
+    per_class = _share(right, of_class, of_class > 0)
+    f1 = _share(2 * right, of_class + taken_for, of_class > 0)
     places, samples = np.unique(labels * num_classes + predictions, return_counts=True)
     return Metrics(
         top1=float((predictions == labels).mean()),
         balanced=float(np.nanmean(per_class)),
         **shot_accuracy(per_class, class_counts),
         macro_f1=float(np.nanmean(f1)),
+        nll=None,
+        brier=None,
         ece=None,
         per_class=_listed(per_class),
         f1_per_class=_listed(f1),
@@ -183,12 +154,24 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
     )
 
 
+def _require_known(name: str, classes: np.ndarray, num_classes: int) -> None:
+    if len(classes) == 0:
+        raise UserError("there are no labelled samples to evaluate on")
+    if classes.min() < 0 or classes.max() >= num_classes:
+        raise UserError(f"a {name} lies outside 0..{num_classes - 1}: {classes.min()} to {classes.max()}")
+
+
 def _classes(values: ArrayLike, name: str) -> np.ndarray:
     """Class numbers (N,) int64."""
     array = as_array(values)
     if array.ndim != 1 or array.dtype.kind not in "iubf" or (array != np.floor(array)).any():
         raise UserError(f"{name} must be whole class numbers, shape (N,), not {array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
+
+
+def _share(part: np.ndarray, whole: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Part by whole, NaN elsewhere."""
+    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=where)
 
 
 def _mean(values: np.ndarray) -> float | None:

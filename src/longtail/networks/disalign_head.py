@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from longtail.networks.head import new_linear
+
 
 def align(logits: Tensor, confidence: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`s (a z + b) + (1 - s) z` of logits z (N, K), confidence s (N, 1), scale a (K,) and shift b (K,)."""
@@ -19,7 +21,7 @@ class DisAlignHead(nn.Module):
 
     def __init__(self, in_features: int, num_classes: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.classifier = nn.Linear(in_features, num_classes, bias=bias)
+        self.classifier = new_linear(in_features, num_classes, bias=bias)
         self.scale = nn.Parameter(torch.ones(num_classes))
         self.shift = nn.Parameter(torch.zeros(num_classes))
         self.confidence_weight = nn.Parameter(torch.zeros(in_features))

@@ -80,15 +80,24 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
     return found
 
 
+def new_linear(in_features: int, num_classes: int, *, bias: bool = True, **where: Any) -> nn.Linear:
+    """A layer of zeros; nothing is drawn from the caller's random numbers. `where` is a device and a type."""
+    layer = skip_init(nn.Linear, in_features, num_classes, bias, **where)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    return cast(nn.Linear, layer)
+
+
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer of this weight (K, D) and bias (K,); nothing is drawn from the caller's random numbers."""
+    """A layer of this weight (K, D) and bias (K,)."""
     classes, features = weight.shape
-    layer = skip_init(nn.Linear, features, classes, bias is not None, device=weight.device, dtype=weight.dtype)
+    layer = new_linear(features, classes, bias=bias is not None, device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
         layer.weight.copy_(weight)
         if bias is not None:
             layer.bias.copy_(bias)
-    return cast(nn.Linear, layer)
+    return layer
 
 
 def with_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.Module:

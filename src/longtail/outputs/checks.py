@@ -179,15 +179,24 @@ def vector(values: Any, classes: int, name: str) -> np.ndarray:
 
 def require_every_class(seen: np.ndarray, counts: np.ndarray) -> None:
     """Both the samples at hand and the stated training counts need every class."""
-    for values, where in ((seen, "labels"), (counts, "class_counts")):
-        empty = np.flatnonzero(values == 0)
-        if len(empty):
-            more = f" (and {len(empty) - 1} more classes)" if len(empty) > 1 else ""
-            few = f" of {seen.sum()} sample(s)" if seen.sum() < len(seen) else ""
-            raise UserError(
-                f"class {empty[0]} has no sample in {where}{few}{more}; "
-                "calibration needs at least one per class: leave the class out or find samples of it"
-            )
+    _require_positive(seen, "labels")
+    require_counts(counts)
+
+
+def require_counts(counts: np.ndarray) -> None:
+    """Every class needs a training sample."""
+    _require_positive(counts, "class_counts")
+
+
+def _require_positive(counts: np.ndarray, where: str) -> None:
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
+        where += f" of {counts.sum():g} sample(s)" if counts.sum() < len(counts) else ""
+        more = f" (and {len(empty) - 1} more classes)" if len(empty) > 1 else ""
+        raise UserError(
+            f"class {empty[0]} has no sample in {where}{more}; "
+            "calibration needs at least one per class: leave the class out or find samples of it"
+        )
 
 
 def refuse_beside_outputs(**given: Any) -> None:

@@ -6,7 +6,7 @@ row and memory-mapped when read, so a set larger than memory works.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,31 +15,33 @@ import numpy as np
 import torch
 
 from longtail.core.arrays import as_array
+from longtail.core.formats import FORMAT, format_of
 from longtail.core.mapped import create, read
-from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError
 from longtail.outputs.rows import LogitRows
 
 KIND = "longtail outputs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outputs:
     """Outputs of one model on one split.
 
     Args:
         labels: (N,) int64.
-        class_counts: (K,) training images per class.
+        class_counts: (K,) images per class that the network was trained on.
         logits: (N, K), or None if they are to be computed from features and head.
         features: (N, D) that the head sees, if known.
         head_weight: (K, D), if known.
         head_bias: (K,), if there is one.
         indices: (N,) place of each sample in its split.
+        group_counts: (K,) images per class of the whole training set, before a part of it was held out: classes
+            are many-, medium- or few-shot by these. None if they are `class_counts`.
         split: train, validation or test.
         views: augmented passes over the split, one after another; 0 means clean images.
-        model: fingerprint of the model's weights.
+        model: identity of the model: a hash of its weights.
+        digest: hash of the list of samples.
         class_names: K names.
-        world: processes that share the work on these outputs.
     """
 
     labels: np.ndarray
@@ -49,11 +51,12 @@ class Outputs:
     head_weight: np.ndarray | None = None
     head_bias: np.ndarray | None = None
     indices: np.ndarray | None = None
+    group_counts: np.ndarray | None = None
     split: str = "train"
     views: int = 0
     model: str | None = None
+    digest: str | None = None
     class_names: tuple[str, ...] = ()
-    world: World = field(default=SINGLE_PROCESS, repr=False)
 
     def __post_init__(self) -> None:
         for name in _TENSORS:
@@ -66,14 +69,20 @@ class Outputs:
             if value is not None and value.ndim != 2:
                 raise UserError(f"{name} of outputs must have two dimensions, not shape {value.shape}")
         known = self.rows().shape[1]
-        for name in ("class_counts", "head_weight", "head_bias"):
+        for name in ("class_counts", "group_counts", "head_weight", "head_bias"):
             value = getattr(self, name)
             if value is not None and len(value) != known:
                 raise UserError(f"outputs have {known} classes, but {name} is of {len(value)}")
-        for name, meaning in (("labels", "classes"), ("class_counts", "training samples")):
+        for name, meaning in (
+            ("labels", "classes"),
+            ("class_counts", "training samples"),
+            ("group_counts", "training samples"),
+        ):
             value = getattr(self, name)
+            if value is None:
+                continue
             whole = value.dtype.kind in "iubf" and bool((value == np.floor(value)).all())
-            if not whole or (name == "class_counts" and (value < 0).any()):
+            if not whole or (name != "labels" and (value < 0).any()):
                 raise UserError(f"{name} must be whole numbers of {meaning}, not {value[:8]}")
             object.__setattr__(self, name, value.astype(np.int64, copy=False))
         for name in ("logits", "features", "indices"):
@@ -84,9 +93,23 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether two records hold the same."""
+        if not isinstance(other, Outputs):
+            return NotImplemented
+        pairs = ((getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
+        return all(_equal(own, theirs) for own, theirs in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # it holds arrays
+
     @property
     def num_classes(self) -> int:
         return len(self.class_counts)
+
+    @property
+    def counts_for_groups(self) -> np.ndarray:
+        """(K,) counts by which classes are many-, medium- or few-shot."""
+        return self.class_counts if self.group_counts is None else self.group_counts
 
     @cached_property
     def weight_norms(self) -> np.ndarray:
@@ -107,26 +130,32 @@ class Outputs:
     def with_counts_of(self, train: Outputs) -> Outputs:
         """The same, with the class counts and, if it is not known here, the head of the training outputs."""
         head = self if self.head_weight is not None else train
-        counts = train.class_counts
-        return replace(self, class_counts=counts, head_weight=head.head_weight, head_bias=head.head_bias)
+        return replace(
+            self,
+            class_counts=train.class_counts,
+            group_counts=train.group_counts,
+            head_weight=head.head_weight,
+            head_bias=head.head_bias,
+        )
 
     def save(self, path: Path | str) -> None:
         """Write to a file, atomically."""
         tensors = {name: getattr(self, name) for name in _TENSORS if getattr(self, name) is not None}
         shapes = {name: (value.shape, value.dtype) for name, value in tensors.items()}
-        with create(Path(path), shapes, self._header()) as arrays:
+        details = header(self.split, self.views, self.model, self.digest, self.class_names)
+        with create(Path(path), shapes, details) as arrays:
             for name, value in tensors.items():
                 arrays[name][...] = value
 
-    def _header(self) -> dict[str, Any]:
-        return header(self.split, self.views, self.model, self.class_names)
-
     @classmethod
-    def open(cls, path: Path | str, *, model: str | None = None, world: World = SINGLE_PROCESS) -> Outputs:
+    def open(cls, path: Path | str, *, model: str | None = None) -> Outputs:
         """Map a file; with `model`, refuse outputs that belong to another."""
-        arrays, details = read(Path(path))
+        path = Path(path)
+        arrays, details = read(path)
         if details.get("kind") != KIND:
             raise UserError(f"{path} holds no outputs of a model")
+        if format_of(details, path) == 0:
+            raise UserError(f"{path} was written by an older longtail; delete it and extract the outputs again")
         if model is not None and details["model"] != model:
             raise UserError(
                 f"{path} was computed with another model ({str(details['model'])[:12]}, not {model[:12]}); "
@@ -134,18 +163,22 @@ class Outputs:
             )
         # Only what grows with both samples and width stays on disk.
         kept = {name: arrays[name] if name in ("logits", "features") else np.array(arrays[name]) for name in arrays}
-        return cls(
-            **kept,
-            split=details["split"],
-            views=details["views"],
-            model=details["model"],
-            class_names=tuple(details["class_names"]),
-            world=world,
-        )
+        known = {name: details[name] for name in ("split", "views", "model", "digest")}
+        return cls(**kept, **known, class_names=tuple(details["class_names"]))  # type: ignore[arg-type]
 
 
-_TENSORS = ("labels", "indices", "class_counts", "head_weight", "head_bias", "features", "logits")
+_TENSORS = ("labels", "indices", "class_counts", "group_counts", "head_weight", "head_bias", "features", "logits")
 
 
-def header(split: str, views: int, model: str | None, class_names: tuple[str, ...]) -> dict[str, Any]:
-    return {"kind": KIND, "split": split, "views": views, "model": model, "class_names": list(class_names)}
+def header(
+    split: str, views: int, model: str | None, digest: str | None, class_names: tuple[str, ...]
+) -> dict[str, Any]:
+    """What stands at the head of a file of outputs."""
+    known = {"split": split, "views": views, "model": model, "digest": digest, "class_names": list(class_names)}
+    return {"format": FORMAT, "kind": KIND, **known}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)

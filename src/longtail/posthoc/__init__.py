@@ -6,7 +6,8 @@ from longtail.posthoc.disalign import DisAlign
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.lws import LWS
 from longtail.posthoc.marc import MARC
-from longtail.posthoc.scaling import PlattScaling, TemperatureScaling, VectorScaling
+from longtail.posthoc.platt import PlattScaling
+from longtail.posthoc.scaling import MatrixScaling, TemperatureScaling, VectorScaling
 from longtail.posthoc.tau_norm import TauNorm
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "DisAlign",
     "FitResult",
     "LogitAdjustment",
+    "MatrixScaling",
     "PlattScaling",
     "PostHoc",
     "TauNorm",

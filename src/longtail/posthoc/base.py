@@ -1,36 +1,34 @@
 """What every post-hoc method shares: the scikit-learn shape on logits.
 
-`fit(logits, y)` or `fit(outputs)`; then `transform` gives repaired logits, `predict_proba` their
+`fit(logits, y)` or `fit(outputs)`; then `transform` gives calibrated logits, `predict_proba` their
 softmax and `predict` the best class. numpy in, numpy out; torch in, torch out.
+
+A method of your own derives from `PostHoc` (or `AffinePostHoc`), declares what it needs in the class
+attributes below, checks its own settings in `check_settings`, and is then taken everywhere a method is.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longtail.core.arrays import as_array, single_at_least, writable
-from longtail.errors import UserError, choose, number, whole_number
+from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.errors import UserError
 from longtail.networks.head import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
 from longtail.posthoc.inputs import FitData, from_arrays, from_outputs
 from longtail.posthoc.solver import Solution
-
-CHOICES = {
-    "solver": ("exact", "sgd"),
-    "divide_by": ("batch", "weights"),
-    "ridge_centre": ("zero", "identity"),
-    "form": ("paper", "release"),
-}
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,20 @@ class FitResult:
 
 
 class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """A repair of a trained classifier's logits.
+    """A calibration of a trained classifier's logits.
 
     Fitted attributes: `classes_`, `n_features_in_` (the number of classes), `feature_names_in_` (of a
     table whose columns have names), `result_`.
     """
+
+    needs_features: ClassVar[bool] = False
+    """Whether it is fitted on the features before the head, beside the logits."""
+    needs_every_class: ClassVar[bool] = True
+    """Whether every class must have a sample in what it is fitted on."""
+    fitted_on_unseen: ClassVar[bool] = False
+    """Whether it must be fitted on images the network was not trained on."""
+    tuned: ClassVar[tuple[str, ...]] = ()
+    """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
 
     result_: FitResult
 
@@ -76,7 +83,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         """Fit on logits (N, K) and labels (N,), or on `Outputs`, which hold the rest too.
 
         Args:
-            logits: of images the model was trained on.
+            logits: of images the network was trained on; for confidence methods, of held-out images.
             y: labels: 0..K-1, or K different names whose alphabetical order is that of the columns.
             class_counts: (K,) training samples per class, if they are not the counts of `y`.
             weight_norms: (K,) norms of the head's class vectors; 1 if omitted.
@@ -85,6 +92,11 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             validation: held-out `Outputs` or (logits, y), for settings chosen on them.
         """
         self.check_settings()
+        if isinstance(logits, Outputs) and self.fitted_on_unseen and logits.split == "train":
+            raise UserError(
+                f"{type(self).__name__} must be fitted on images the network has not seen, these are outputs of its "
+                "training split; fit on outputs of the validation split"
+            )
         known = {"weight_norms": weight_norms, "head_bias": head_bias, "features": features}
         data = self._check(logits, y, class_counts=class_counts, **known)
         held_out = None
@@ -93,41 +105,45 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             if not isinstance(given, tuple | list) or len(given) > 2:
                 raise UserError("validation must be Outputs or a pair (logits, y)")
             held_out = self._check(*given, need_every_class=False, classes=data.classes)
-            if held_out.num_classes != data.num_classes:
-                raise UserError(f"{data.num_classes} classes to fit on, {held_out.num_classes} in validation")
-        self.classes_ = data.classes
         named = np.empty((0, data.num_classes)) if isinstance(logits, Outputs) else logits
         validate_data(self, named, skip_check_array=True)  # number and names of the columns
-        self._fit(data, held_out)
+        return self.fit_checked(data, held_out)
+
+    def fit_checked(self, data: FitData, validation: FitData | None) -> Self:
+        """Fit on input that is checked already; `data.world` are the processes that share the work."""
+        if validation is not None and validation.num_classes != data.num_classes:
+            raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
+        self.classes_, self.n_features_in_ = data.classes, data.num_classes
+        self._fit(data, validation)
         return self
 
     def check_settings(self) -> None:
-        """Refuse settings that cannot be, before anything is fitted; here those that several methods have."""
-        for name, value in self.get_params(deep=False).items():
-            if name in ("ridge", "weight_decay"):
-                number(name, value, at_least=0)
-            elif name in ("tolerance", "lr"):
-                number(name, value, above=0)
-            elif name in ("max_iter", "batch_size") and value is not None:
-                whole_number(name, value)
-            elif name == "seed":
-                whole_number(name, value, at_least=0)
-            elif name in CHOICES:
-                choose(name, value, CHOICES[name])
+        """Refuse settings that cannot be, before anything is fitted."""
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether held-out outputs are needed: to choose a setting, or because it is fitted on them alone."""
+        return self.fitted_on_unseen or any(getattr(self, name) == "auto" for name in self.tuned)
+
+    @property
+    def chosen_(self) -> dict[str, float]:
+        """The values of the settings that may be "auto", as they were used."""
+        return {name: float(getattr(self, f"{name}_")) for name in self.tuned}
 
     def _check(
         self,
         logits: Any,
         y: Any = None,
         *,
-        need_every_class: bool = True,
+        need_every_class: bool | None = None,
         classes: np.ndarray | None = None,
         **known: Any,
     ) -> FitData:
+        needed = self.needs_every_class if need_every_class is None else need_every_class
         if isinstance(logits, Outputs):
             refuse_beside_outputs(y=y, **known)
-            return from_outputs(logits, need_every_class=need_every_class)
-        return from_arrays(logits, y, need_every_class=need_every_class, classes=classes, **known)
+            return from_outputs(logits, need_every_class=needed)
+        return from_arrays(logits, y, need_every_class=needed, classes=classes, **known)
 
     @abstractmethod
     def _fit(self, data: FitData, validation: FitData | None) -> None:
@@ -135,7 +151,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     @abstractmethod
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        """Repair logits (N, K) of a floating type."""
+        """Calibrated logits (N, K) of logits (N, K) of a floating type."""
 
     @property
     def n_iter_(self) -> int:
@@ -147,11 +163,17 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         """How many numbers the method trained."""
         raise AttributeError(f"{type(self).__name__} does not say how many numbers it trains")
 
-    def transform(self, logits: Any, features: Any = None) -> Array:
-        """Repaired logits (N, K), of the same kind as the input; some methods need the features too."""
-        return self._repair(logits, features)
+    @overload
+    def transform(self, logits: Tensor, features: Any = None) -> Tensor: ...
 
-    def _repair(self, logits: Any, features: Any) -> Array:
+    @overload
+    def transform(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
+
+    def transform(self, logits: Any, features: Any = None) -> Array:
+        """Calibrated logits (N, K), of the same kind as the input; some methods need the features too."""
+        return self._calibrated(logits, features)
+
+    def _calibrated(self, logits: Any, features: Any) -> Array:
         """What `transform` gives, whatever container `set_output` asks of that."""
         check_is_fitted(self)
         if isinstance(logits, Outputs):
@@ -161,14 +183,17 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             check_rows(rows)
             inputs = None if logits.features is None else torch.from_numpy(np.array(logits.features)).float()
             return self._apply(rows.read(slice(None)), inputs).numpy()
+        shape: tuple[int, ...] = getattr(logits, "shape", ())
+        if len(shape) == 2:
+            self._require_width(shape[1])  # first, because it is what is wrong with one column, too
         array = as_logits(logits)
         self._require_width(array.shape[1])
         validate_data(self, logits, reset=False, skip_check_array=True)  # columns of the same names
         given_tensor = isinstance(logits, Tensor)
-        tensor = single_at_least((logits if given_tensor else writable(array)).detach())
+        tensor = single_at_least((logits if given_tensor else writable(array)).detach()).contiguous()
         inputs = None if features is None else writable(as_features(features, len(tensor))).to(tensor)
-        repaired = self._apply(tensor, inputs)
-        return repaired if given_tensor else repaired.numpy()
+        calibrated = self._apply(tensor, inputs)
+        return calibrated if given_tensor else calibrated.numpy()
 
     def _require_width(self, columns: int) -> None:
         if columns != self.n_features_in_:
@@ -177,19 +202,28 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
                 "features as input: one logit per class it was fitted on"
             )
 
-    def predict_proba(self, logits: Any, features: Any = None) -> Array:
-        """Probabilities (N, K) after repair."""
-        repaired = self._repair(logits, features)
-        if isinstance(repaired, Tensor):
-            return self._probabilities(repaired)
-        return self._probabilities(torch.from_numpy(repaired)).numpy()
+    @overload
+    def predict_proba(self, logits: Tensor, features: Any = None) -> Tensor: ...
 
-    def _probabilities(self, repaired: Tensor) -> Tensor:
-        return repaired.softmax(1)
+    @overload
+    def predict_proba(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
+
+    def predict_proba(self, logits: Any, features: Any = None) -> Array:
+        """Probabilities (N, K): the softmax of the calibrated logits."""
+        calibrated = self._calibrated(logits, features)
+        if isinstance(calibrated, Tensor):
+            return calibrated.softmax(1)
+        return torch.from_numpy(calibrated).softmax(1).numpy()
+
+    @overload
+    def predict(self, logits: Tensor, features: Any = None) -> Tensor: ...
+
+    @overload
+    def predict(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
 
     def predict(self, logits: Any, features: Any = None) -> Array:
-        """The most probable class of each sample, by the name given in `fit`."""
-        best = self._repair(logits, features).argmax(1)
+        """The most probable class of each sample, by the name given in `fit`; names are always an array."""
+        best = self._calibrated(logits, features).argmax(1)
         if isinstance(best, Tensor) and self.classes_.dtype.kind in "iu":
             return torch.as_tensor(self.classes_, device=best.device)[best]
         return self.classes_[as_array(best)]
@@ -200,13 +234,37 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         return float(accuracy_score(truth, np.asarray(self.predict(logits, features)), sample_weight=sample_weight))
 
     def head(self, linear: nn.Linear) -> nn.Module:
-        """A layer that takes the place of the classifier's last one and gives the repaired logits."""
+        """A layer that takes the place of the classifier's last one and gives the calibrated logits."""
         weight, bias = self.fold(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         return linear_layer(weight, bias).requires_grad_(is_trained(linear))
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Weight (K, D) and bias (K,) of the linear head that gives the repaired logits by itself."""
+        """Weight (K, D) and bias (K,) of the linear head that gives the calibrated logits by itself."""
         raise UserError(f"{type(self).__name__} does not fold into a linear head")
+
+
+def fit_outputs(
+    method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World = SINGLE_PROCESS
+) -> None:
+    """Fit a method on stored outputs, the work shared by the processes of `world`.
+
+    A method that must not see training images is fitted on the validation outputs.
+    """
+    method.check_settings()
+    needed = method.needs_every_class
+    held_out = None
+    if validation is not None:
+        held_out = from_outputs(validation, world, need_every_class=needed and method.fitted_on_unseen)
+    if method.fitted_on_unseen:
+        if held_out is None:
+            raise UserError(
+                f"{type(method).__name__} must be fitted on images the network has not seen, and there are none: "
+                "hold out images in training (--validation 0.1) or give held-out outputs (--validation FILE)"
+            )
+        method.fit_checked(held_out, None)
+        return
+    assert train is not None
+    method.fit_checked(from_outputs(train, world, need_every_class=needed), held_out)
 
 
 def is_trained(layer: nn.Module) -> bool:
@@ -215,9 +273,9 @@ def is_trained(layer: nn.Module) -> bool:
 
 
 class AffinePostHoc(PostHoc):
-    """Methods whose repair is a scale and a shift per class: they fold into the head.
+    """Methods that are a scale and a shift per class: they fold into the head.
 
-    Subclasses set `scale_` (K,) and `shift_` (K,): repaired logits are `scale_ * logits + shift_`.
+    Subclasses set `scale_` (K,) and `shift_` (K,): calibrated logits are `scale_ * logits + shift_`.
     """
 
     scale_: np.ndarray
@@ -229,8 +287,13 @@ class AffinePostHoc(PostHoc):
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         check_is_fitted(self)
-        # On the CPU, because not every device computes in float64.
-        scale, shift = (torch.as_tensor(v).double() for v in (self.scale_, self.shift_))
-        old = torch.zeros(len(weight)) if bias is None else bias.cpu()
-        folded = scale.unsqueeze(1) * weight.cpu().double(), scale * old.double() + shift
-        return folded[0].to(weight.dtype).to(weight.device), folded[1].to(weight.dtype).to(weight.device)
+        return folded_affine(weight, bias, self.scale_, self.shift_)
+
+
+def folded_affine(weight: Tensor, bias: Tensor | None, scale: np.ndarray, shift: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Weight (K, D) and bias (K,) of the layer that gives `scale * logits + shift`."""
+    # On the CPU, because not every device computes in float64.
+    factor, offset = torch.as_tensor(scale).double(), torch.as_tensor(shift).double()
+    old = torch.zeros(len(weight)) if bias is None else bias.cpu()
+    folded = factor.unsqueeze(1) * weight.cpu().double(), factor * old.double() + offset
+    return folded[0].to(weight.dtype).to(weight.device), folded[1].to(weight.dtype).to(weight.device)

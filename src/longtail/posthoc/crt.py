@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.distributed.world import SINGLE_PROCESS, World
-from longtail.errors import UserError
+from longtail.errors import UserError, choose
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.base import FitResult, PostHoc
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.lws import balanced_weights
+from longtail.posthoc.settings import check_exact, check_sgd
 from longtail.posthoc.sgd import train_parameters
 from longtail.posthoc.solver import Problem, minimise
 
@@ -88,6 +89,8 @@ class CRT(PostHoc):
     Fitted attributes: `weight_` (K, D), `bias_` (K,), `result_`.
     """
 
+    needs_features = True
+
     def __init__(
         self,
         solver: Literal["exact", "sgd"] = "exact",
@@ -106,6 +109,11 @@ class CRT(PostHoc):
         self.batch_size = batch_size
         self.lr = lr
         self.seed = seed
+
+    def check_settings(self) -> None:
+        choose("solver", self.solver, ("exact", "sgd"))
+        check_exact(self.ridge, self.tolerance, self.max_iter)
+        check_sgd(self.batch_size, self.lr, self.seed)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         features = require_features(data.features, self)

@@ -22,12 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longtail.errors import UserError, number
+from longtail.errors import UserError, choose, number, whole_number
 from longtail.networks.disalign_head import DisAlignHead, align
 from longtail.posthoc.base import FitResult, PostHoc, is_trained
 from longtail.posthoc.crt import require_features
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.marc import class_weights
+from longtail.posthoc.settings import check_sgd
 from longtail.posthoc.sgd import train_parameters, weighted_cross_entropy
 
 
@@ -46,6 +47,8 @@ class DisAlign(PostHoc):
 
     Fitted attributes: `scale_` (K,), `shift_` (K,), `confidence_weight_` (D,), `confidence_bias_`, `result_`.
     """
+
+    needs_features = True
 
     def __init__(
         self,
@@ -69,8 +72,12 @@ class DisAlign(PostHoc):
         self.seed = seed
 
     def check_settings(self) -> None:
-        super().check_settings()
         number("gamma", self.gamma, at_least=0)
+        choose("form", self.form, ("paper", "release"))
+        choose("divide_by", self.divide_by, ("batch", "weights"))
+        whole_number("max_iter", self.max_iter)
+        number("weight_decay", self.weight_decay, at_least=0)
+        check_sgd(self.batch_size, self.lr, self.seed)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         began = time.perf_counter()
@@ -116,8 +123,7 @@ class DisAlign(PostHoc):
         )
 
     def head(self, linear: nn.Linear) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and the caller's draws stay the same
-            layer = DisAlignHead(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        layer = DisAlignHead(linear.in_features, linear.out_features, bias=linear.bias is not None)
         layer = layer.to(linear.weight.device, linear.weight.dtype)
         with torch.no_grad():
             layer.classifier.weight.copy_(linear.weight)

@@ -82,10 +82,10 @@ def from_arrays(
     return FitData(LogitRows(array), labels, counts, norms, classes, features=inputs, bias=bias)
 
 
-def from_outputs(outputs: Outputs, *, need_every_class: bool = True) -> FitData:
-    """Check stored outputs of a model."""
+def from_outputs(outputs: Outputs, world: World = SINGLE_PROCESS, *, need_every_class: bool = True) -> FitData:
+    """Check stored outputs of a model; the processes of `world` share the work on them."""
     rows = outputs.rows()
-    check_rows(rows, outputs.world)
+    check_rows(rows, world)
     labels, classes = as_labels(outputs.labels, rows.shape)
     if need_every_class:
         require_every_class(np.bincount(labels.numpy(), minlength=rows.shape[1]), outputs.class_counts)
@@ -100,5 +100,5 @@ def from_outputs(outputs: Outputs, *, need_every_class: bool = True) -> FitData:
         features=outputs.features,
         weight=weight,
         bias=bias,
-        world=outputs.world,
+        world=world,
     )

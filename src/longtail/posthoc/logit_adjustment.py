@@ -12,9 +12,11 @@ from typing import Literal
 
 import numpy as np
 
+from longtail.outputs.checks import require_counts
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.selection import TAUS, balanced_accuracy, best_setting, number_or_auto, require_validation
+from longtail.posthoc.selection import TAUS, balanced_accuracy, best_setting, require_validation
+from longtail.posthoc.settings import number_or_auto
 
 
 class LogitAdjustment(AffinePostHoc):
@@ -30,6 +32,9 @@ class LogitAdjustment(AffinePostHoc):
     [1]
     """
 
+    tuned = ("tau",)
+    needs_every_class = False
+
     def __init__(self, tau: float | Literal["auto"] = 1.0) -> None:
         self.tau = tau
 
@@ -37,6 +42,7 @@ class LogitAdjustment(AffinePostHoc):
         number_or_auto(self.tau, "tau")
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
+        require_counts(data.class_counts)
         log_prior = np.log(data.class_counts / data.class_counts.sum())
         self.scale_ = np.ones(data.num_classes)
         if self.tau == "auto":

@@ -16,6 +16,7 @@ from torch import Tensor
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.settings import check_exact
 from longtail.posthoc.solver import minimise
 
 
@@ -40,6 +41,9 @@ class LWS(AffinePostHoc):
         self.ridge = ridge
         self.tolerance = tolerance
         self.max_iter = max_iter
+
+    def check_settings(self) -> None:
+        check_exact(self.ridge, self.tolerance, self.max_iter)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         problem = AffineProblem(

@@ -18,11 +18,13 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
+from longtail.errors import choose
 from longtail.outputs.record import Outputs
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, number_or_auto, require_validation
+from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, require_validation
+from longtail.posthoc.settings import check_exact, check_sgd, number_or_auto
 from longtail.posthoc.sgd import train_affine
 from longtail.posthoc.solver import Solution, minimise
 
@@ -67,6 +69,8 @@ class MARC(AffinePostHoc):
     [0, 0, 0, 1]
     """
 
+    tuned = ("gamma",)
+
     omega_: np.ndarray
     beta_: np.ndarray
 
@@ -96,8 +100,12 @@ class MARC(AffinePostHoc):
         self.seed = seed
 
     def check_settings(self) -> None:
-        super().check_settings()
         number_or_auto(self.gamma, "gamma", at_least=0)
+        choose("solver", self.solver, ("exact", "sgd"))
+        choose("ridge_centre", self.ridge_centre, ("zero", "identity"))
+        choose("divide_by", self.divide_by, ("batch", "weights"))
+        check_exact(self.ridge, self.tolerance, self.max_iter)
+        check_sgd(self.batch_size, self.lr, self.seed)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         if self.gamma == "auto":

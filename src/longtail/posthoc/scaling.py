@@ -1,28 +1,32 @@
-"""Confidence calibration that long-tailed methods are relatives of: temperature, vector, Platt scaling.
+"""Confidence calibration that long-tailed methods are relatives of: temperature, vector and matrix scaling.
 
 | method | logits become | numbers |
 |---|---|---|
 | temperature | z / T | 1 |
 | vector | a_j z_j + b_j | 2K |
-| Platt | a_j z_j + b_j, each class against the rest by a sigmoid | 2K |
+| matrix | A z + b | K^2 + K |
 
-Fit them on held-out outputs: logits of training images are overconfident. Vector scaling is MARC
-with norms 1 and no class weights. All three are convex and solved to their optimum.
+Fit them on held-out outputs: a network is too sure of its training images. Vector scaling is MARC
+with norms 1 and no class weights. All are convex and solved to their optimum.
 
-Papers: Guo et al., On Calibration of Modern Neural Networks, ICML 2017; Platt, Probabilistic Outputs
-for Support Vector Machines, 1999.
+Papers: Guo et al., On Calibration of Modern Neural Networks, ICML 2017; Kull et al., Beyond
+temperature scaling, NeurIPS 2019 (ODIR: the off-diagonal entries and the intercept of matrix scaling
+are kept small by a ridge of their own).
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from longtail.outputs.rows import LogitRows
+from longtail.errors import number
 from longtail.posthoc.affine import AffineProblem
-from longtail.posthoc.base import AffinePostHoc, FitResult
+from longtail.posthoc.base import AffinePostHoc, FitResult, PostHoc
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.settings import check_exact, check_minimiser
 from longtail.posthoc.solver import Problem, minimise
 
 HOTTEST = 1000.0  # temperature
@@ -60,9 +64,15 @@ class TemperatureScaling(AffinePostHoc):
     Fitted attributes: `temperature_`, `scale_` (K,), `shift_` (K,), `result_`.
     """
 
+    fitted_on_unseen = True
+    needs_every_class = False
+
     def __init__(self, *, tolerance: float = 1e-6, max_iter: int = 200) -> None:
         self.tolerance = tolerance
         self.max_iter = max_iter
+
+    def check_settings(self) -> None:
+        check_minimiser(self.tolerance, self.max_iter)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         problem = _OneScale(_unweighted(data, ridge=0.0))
@@ -90,10 +100,15 @@ class VectorScaling(AffinePostHoc):
     Fitted attributes: `scale_` (K,), `shift_` (K,), `result_`.
     """
 
+    fitted_on_unseen = True
+
     def __init__(self, *, ridge: float = 1e-6, tolerance: float = 1e-5, max_iter: int = 500) -> None:
         self.ridge = ridge
         self.tolerance = tolerance
         self.max_iter = max_iter
+
+    def check_settings(self) -> None:
+        check_exact(self.ridge, self.tolerance, self.max_iter)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         identity = np.repeat([1.0, 0.0], data.num_classes)
@@ -107,78 +122,88 @@ class VectorScaling(AffinePostHoc):
         return 2 * len(self.scale_)
 
 
-class _OneVersusRest(Problem):
-    """K logistic regressions on one number each: `sum_j mean_i BCE(sigmoid(a_j z_ij + b_j), t_ij)`."""
+class _MatrixProblem(Problem):
+    """Mean cross-entropy of `A z + b` over x = [A, b], with ODIR's two ridges, streamed in chunks.
 
-    paired = True
+    The ridges are means: `off_diagonal / (2 K (K - 1)) * sum_{i != j} A_ij^2 + intercept / (2 K) * sum_j b_j^2`.
+    """
 
-    def __init__(self, rows: LogitRows, labels: Tensor, ridge: float) -> None:
-        self.rows = rows
-        self.labels = labels
-        self.ridge = ridge
-        size, classes = rows.shape
-        positives = torch.bincount(labels, minlength=classes).double()
-        # Platt's targets: a little inside 0 and 1, so that a class that is told apart perfectly has a finite answer.
-        self.high = (positives + 1) / (positives + 2)
-        self.low = 1 / (size - positives + 2)
-
-    def _parts(self, x: np.ndarray) -> list[tuple[Tensor, Tensor, Tensor]]:
-        a, b = torch.from_numpy(x).chunk(2)
-        parts = []
-        for rows, logits in self.rows.chunks():
-            own = torch.nn.functional.one_hot(self.labels[rows], len(a)).bool()
-            targets = torch.where(own, self.high, self.low)
-            parts.append((logits.double(), a * logits.double() + b, targets))
-        return parts
+    def __init__(self, data: FitData, off_diagonal: float, intercept: float) -> None:
+        self.data = data
+        classes = data.num_classes
+        self.off_diagonal = (1 - np.eye(classes)) * off_diagonal / (classes * (classes - 1))
+        self.intercept = intercept / classes
+        self.first, self.last = data.world.share(len(data.labels))
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        identity = np.repeat([1.0, 0.0], len(x) // 2)
-        value, gradient = 0.5 * self.ridge * float((x - identity) @ (x - identity)), self.ridge * (x - identity)
-        size = self.rows.shape[0]
-        for logits, scores, targets in self._parts(x):
-            losses = torch.nn.functional.softplus(scores) - targets * scores
-            value += float(losses.sum()) / size
-            error = (scores.sigmoid() - targets) / size
-            gradient = gradient + torch.cat([(error * logits).sum(0), error.sum(0)]).numpy()
-        return value, gradient
+        classes = self.data.num_classes
+        matrix, shift = torch.from_numpy(x[:-classes]).view(classes, classes), torch.from_numpy(x[-classes:])
+        totals = torch.zeros(1 + len(x), dtype=torch.float64)
+        value, gradient = totals[:1], totals[1:]
+        by_matrix, by_shift = gradient[:-classes].view(classes, classes), gradient[-classes:]
+        for rows, chunk in self.data.rows.chunks(self.first, self.last):
+            logits, labels = chunk.double(), self.data.labels[rows]
+            log_shares = F.log_softmax(F.linear(logits, matrix, shift), 1)
+            value -= log_shares.gather(1, labels.unsqueeze(1)).sum()
+            error = log_shares.exp_()
+            error[torch.arange(len(labels)), labels] -= 1
+            by_matrix += error.T @ logits
+            by_shift += error.sum(0)
+        self.data.world.sum(totals)
+        totals /= len(self.data.labels)
+        pull = np.concatenate([(self.off_diagonal * matrix.numpy()).ravel(), self.intercept * shift.numpy()])
+        return float(value) + 0.5 * float(pull @ x), gradient.numpy() + pull
 
-    def blocks(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        sums = torch.zeros(3, len(x) // 2, dtype=torch.float64)
-        for logits, scores, _ in self._parts(x):
-            curvature = scores.sigmoid() * (-scores).sigmoid() / self.rows.shape[0]
-            for power in (0, 1, 2):
-                sums[power] += (curvature * logits**power).sum(0)
-        bb, ab, aa = sums.numpy()
-        return aa + self.ridge, ab, bb + self.ridge
 
+class MatrixScaling(PostHoc):
+    """A whole matrix and a shift per class, its off-diagonal entries and shifts kept small (ODIR).
 
-class PlattScaling(AffinePostHoc):
-    """One sigmoid per class against the rest; probabilities are the sigmoids, made to sum to 1.
+    K^2 + K numbers need many held-out images. The authors choose the two ridges by cross-validation; the
+    defaults suit logits of a usual size.
 
     Args:
-        ridge: pull towards the identity.
+        off_diagonal: ridge on the mean square of the off-diagonal entries.
+        intercept: ridge on the mean square of the shifts.
         tolerance: largest entry of the gradient at the end, relative to the start.
         max_iter: passes over the data.
 
-    Fitted attributes: `scale_` (K,), `shift_` (K,), `result_`.
+    Fitted attributes: `matrix_` (K, K), `shift_` (K,), `result_`.
     """
 
-    def __init__(self, *, ridge: float = 1e-8, tolerance: float = 1e-6, max_iter: int = 500) -> None:
-        self.ridge = ridge
+    fitted_on_unseen = True
+
+    def __init__(
+        self, *, off_diagonal: float = 0.1, intercept: float = 0.1, tolerance: float = 1e-5, max_iter: int = 500
+    ) -> None:
+        self.off_diagonal = off_diagonal
+        self.intercept = intercept
         self.tolerance = tolerance
         self.max_iter = max_iter
 
+    def check_settings(self) -> None:
+        number("off_diagonal", self.off_diagonal, at_least=0)
+        number("intercept", self.intercept, at_least=0)
+        check_minimiser(self.tolerance, self.max_iter)
+
     def _fit(self, data: FitData, validation: FitData | None) -> None:
-        identity = np.repeat([1.0, 0.0], data.num_classes)
-        problem = _OneVersusRest(data.rows, data.labels, self.ridge)
-        solution = minimise(problem, identity, tolerance=self.tolerance, max_evaluations=self.max_iter)
-        self.scale_, self.shift_ = np.split(solution.x, 2)
+        classes = data.num_classes
+        problem = _MatrixProblem(data, self.off_diagonal, self.intercept)
+        start = np.concatenate([np.eye(classes).ravel(), np.zeros(classes)])
+        solution = minimise(problem, start, tolerance=self.tolerance, max_evaluations=self.max_iter)
+        self.matrix_, self.shift_ = solution.x[:-classes].reshape(classes, classes), solution.x[-classes:]
         self.result_ = FitResult.of(solution)
 
-    def _probabilities(self, repaired: Tensor) -> Tensor:
-        # In logarithms, so that a sample far from every class still sums to 1.
-        return torch.nn.functional.logsigmoid(repaired).softmax(1)
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        matrix, shift = (torch.as_tensor(v).to(logits) for v in (self.matrix_, self.shift_))
+        return F.linear(logits, matrix, shift)
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        check_is_fitted(self)
+        matrix, shift = torch.as_tensor(self.matrix_), torch.as_tensor(self.shift_)
+        old = torch.zeros(len(weight)) if bias is None else bias.cpu()
+        folded = matrix @ weight.cpu().double(), matrix @ old.double() + shift
+        return folded[0].to(weight), folded[1].to(weight)
 
     @property
     def n_parameters_(self) -> int:
-        return 2 * len(self.scale_)
+        return self.matrix_.size + self.shift_.size

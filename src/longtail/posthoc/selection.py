@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from longtail.errors import UserError, number
+from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_predictions
 from longtail.posthoc.inputs import FitData
 
@@ -37,12 +37,3 @@ def best_setting(scores: dict[float, float], usual: float) -> float:
     0.9
     """
     return max(scores, key=lambda setting: (scores[setting], -abs(setting - usual)))
-
-
-def number_or_auto(value: object, name: str, **bounds: float) -> None:
-    """A setting is "auto" or a number within bounds."""
-    try:
-        if value != "auto":
-            number(name, value, **bounds)
-    except UserError as error:
-        raise UserError(f'{error}; or "auto"') from error

@@ -14,7 +14,8 @@ import numpy as np
 
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.selection import TAUS, balanced_accuracy, best_setting, number_or_auto, require_validation
+from longtail.posthoc.selection import TAUS, balanced_accuracy, best_setting, require_validation
+from longtail.posthoc.settings import number_or_auto
 
 
 class TauNorm(AffinePostHoc):
@@ -27,6 +28,9 @@ class TauNorm(AffinePostHoc):
     Needs the norms of the head's class vectors and its bias: fit on `Outputs`, or give `weight_norms`
     and `head_bias`. Fitted attributes: `tau_`, `scale_` (K,), `shift_` (K,).
     """
+
+    tuned = ("tau",)
+    needs_every_class = False
 
     def __init__(self, tau: float | Literal["auto"] = "auto") -> None:
         self.tau = tau

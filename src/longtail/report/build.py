@@ -7,64 +7,107 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from longtail.core.files import write_json
-from longtail.core.progress import Display
+from longtail.core.progress import QUIET, Display
 from longtail.data.images import DecodedImages, Images, MemoryImages
-from longtail.distributed.world import SINGLE_PROCESS
 from longtail.errors import UserError
-from longtail.extraction.run import run_outputs
+from longtail.extraction.run import Extractor
 from longtail.methods import POSTHOC_METHODS, build_posthoc
 from longtail.metrics.scores import evaluate_logits
+from longtail.networks.saved_heads import saved_head
 from longtail.outputs.record import Outputs
 from longtail.posthoc.marc import MARC
 from longtail.report.figures import write_figures
 from longtail.report.page import Context, page_data, write_page
-from longtail.report.summary import Summary, summarise
+from longtail.report.summary import Calibrated, Summary, fitted, summarise
 from longtail.runs.folder import Run
+from longtail.tasks.calibrate_run import calibrations_of
+from longtail.tasks.calibration import read_calibration
 
-BESIDE = ("disalign", "crt", "lws")
+BESIDE = ("marc", "disalign", "crt", "lws")
 
 
 def report_run(
-    runs: Sequence[Run], out: Path, *, root: str | None = None, workers: int = 0, display: Display | None = None
+    runs: Sequence[Run], out: Path, *, root: str | None = None, workers: int = 0, display: Display = QUIET
 ) -> tuple[Path, Summary]:
-    """Report on the first run; further runs show the effect of the stage-one data on its calibration."""
+    """Report on the first run and its calibration; further runs show the effect of the stage-one data.
+
+    A calibrated run is shown beside the run it came from. For a trained run it is the calibration that was
+    written last below it; where there is none, MARC is fitted for the report.
+    """
     run, *rest = runs
-    display = display or Display(quiet=True)
-    options: dict[str, Any] = {"root": root, "workers": workers, "display": display}
-    sizes = run.details["data"]["images"]
-    split = next((name for name in ("test", "validation") if name in sizes), None)
+    calibrated = run.folder if run.calibration else next(iter(calibrations_of(run)), None)
+    run = Run.open(run.calibration.run) if run.calibration else run
+    split = next((name for name in ("test", "validation") if name in run.split_sizes), None)
     if split is None:
         raise UserError(f"{run.folder} has neither a test nor a validation split; a report needs held-out images")
-    train = run_outputs(run, "train", SINGLE_PROCESS, views=1, **options)
-    held_out = run_outputs(run, split, SINGLE_PROCESS, **options)
-    validation = run_outputs(run, "validation", SINGLE_PROCESS, **options) if "validation" in sizes else None
-    images = run.splits(root).split(split)
+    extractor = Extractor(run, root=root, workers=workers, display=display)
+    train, held_out = extractor.outputs("train", views=1), extractor.outputs(split)
+    validation = extractor.outputs("validation") if "validation" in run.split_sizes else None
+    images = run.images(split, extractor.splits)
+    after, facts = _fitted_marc(train, held_out, validation) if calibrated is None else _stored(calibrated, held_out)
     context = Context(
         title=title_of(run),
         command=["longtail", "calibrate", str(run.folder), "--overwrite"],
         facts={
             "run": str(run.folder),
             "model": str(train.model)[:16],
-            "calibrated on": f"{len(train)} {train.split} images, {train.views} augmented view",
-            "versions": ", ".join(f"{name} {value}" for name, value in run.details["versions"].items()),
+            **facts,
+            "versions": ", ".join(f"{name} {value}" for name, value in run.record.versions.items()),
         },
-        checkpoints=[checkpoint_row(other, run, split, options) for other in (run, *rest)] if rest else [],
+        checkpoints=[
+            checkpoint_row(other, run, split, root, workers, display) for other in ((run, *rest) if rest else ())
+        ],
         read_image=lambda index: picture(images, index),
     )
-    return write_report(train, held_out, validation, context, out, display)
+    display.line(f"about {facts['calibration']}")
+    return write_report(train, held_out, validation, after, context, out, display)
+
+
+def _fitted_marc(train: Outputs, held_out: Outputs, validation: Outputs | None) -> tuple[Calibrated, dict[str, str]]:
+    views = f"{train.views} augmented views" if train.views else "clean images"
+    facts = {"calibration": f"MARC, fitted for this report on {len(train)} {train.split} images ({views})"}
+    return fitted(MARC(), "MARC", "marc", train, held_out, validation), facts
+
+
+def _stored(folder: Path, held_out: Outputs) -> tuple[Calibrated, dict[str, str]]:
+    """The calibration in a folder, applied to the held-out features by its own head."""
+    run = Run.open(folder)
+    described, _ = read_calibration(folder, model=run.model_identity)
+    head = saved_head(run.load_model())
+    with torch.no_grad():
+        logits = head(torch.from_numpy(np.array(held_out.features)).float()).numpy()
+    chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
+    where = described.fitted_on
+    views = f"{where.views} augmented views" if where.views else "clean images"
+    facts = {
+        "calibration": f"{described.title}{f' ({chosen})' if chosen else ''} in {folder}, fitted on {where.samples} "
+        f"{where.split} images ({views}), which the network has {'' if where.seen else 'not '}seen"
+    }
+    return Calibrated(described.title, described.method, logits, described.parameters), facts
 
 
 def write_report(
-    train: Outputs, held_out: Outputs, validation: Outputs | None, context: Context, out: Path, display: Display
+    train: Outputs,
+    held_out: Outputs,
+    validation: Outputs | None,
+    after: Calibrated,
+    context: Context,
+    out: Path,
+    display: Display,
 ) -> tuple[Path, Summary]:
     """Figures, page and the numbers behind them."""
-    names = BESIDE if train.features is not None and held_out.features is not None else ("lws",)
-    others = {POSTHOC_METHODS[name].title.removeprefix("Decouple-"): build_posthoc(name, {}) for name in names}
+    has_features = train.features is not None and held_out.features is not None
+    others = []
+    for name in BESIDE:
+        known, method = POSTHOC_METHODS[name], build_posthoc(name, {})
+        if name != after.method and (has_features or not method.needs_features):
+            others.append(fitted(method, known.title.removeprefix("Decouple-"), name, train, held_out, validation))
     display.line("solving the operating points")
-    summary = summarise(train, held_out, validation=validation, others=others)
+    summary = summarise(train, held_out, validation=validation, after=after, others=others)
     display.line("drawing")
     write_figures(summary, out / "figures")
     write_json(out / "report.json", page_data(summary, context))
@@ -75,20 +118,22 @@ def title_of(run: Run) -> str:
     """Data set, tail and backbone in a few words."""
     config = run.config
     tail = f"-LT {config.imbalance:g}" if config.profile != "none" else ""
-    repaired = f", repaired by {run.details['calibration']['method']}" if "calibration" in run.details else ""
-    return f"{config.data}{tail}, {config.backbone}{repaired}"
+    return f"{config.data}{tail}, {config.backbone}"
 
 
-def checkpoint_row(model_run: Run, data_run: Run, split: str, options: dict[str, Any]) -> dict[str, Any]:
+def checkpoint_row(
+    model_run: Run, data_run: Run, split: str, root: str | None, workers: int, display: Display
+) -> dict[str, Any]:
     """Another checkpoint, calibrated on the training images of `data_run` and scored on its held-out ones."""
     if model_run.class_names != data_run.class_names:
         raise UserError(f"{model_run.folder} and {data_run.folder} do not have the same classes")
-    scores = []
-    train = run_outputs(model_run, "train", SINGLE_PROCESS, views=1, data_run=data_run, **options)
-    held_out = run_outputs(model_run, split, SINGLE_PROCESS, data_run=data_run, **options)
-    marc = MARC().fit(train)
-    for logits in (held_out.rows().read(slice(None)).numpy(), np.asarray(marc.transform(held_out))):
-        scores.append(100 * evaluate_logits(logits, held_out.labels, held_out.class_counts).balanced)
+    extractor = Extractor(model_run, data_run=data_run, root=root, workers=workers, display=display)
+    held_out = extractor.outputs(split)
+    marc = MARC().fit(extractor.outputs("train", views=1))
+    scores = [
+        100 * evaluate_logits(logits, held_out.labels, held_out.counts_for_groups).balanced
+        for logits in (held_out.rows().read(slice(None)).numpy(), marc.transform(held_out))
+    ]
     data = f"{title_of(model_run)} ({model_run.folder.name})"
     return {"data": data, "before": round(scores[0], 1), "after": round(scores[1], 1)}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from longtail.core.files import replacing
-from longtail.metrics.scores import SHOTS
+from longtail.metrics.table import SHOTS
 from longtail.tasks.class_distribution import Profile
 
 

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from longtail.metrics.scores import SHOTS, Metrics
+from longtail.metrics.scores import Metrics
 from longtail.metrics.state import State
+from longtail.metrics.table import SCORES, SHOTS
 from longtail.report.style import AFTER, BEFORE, COUNTS, OTHER, drawing, short, slant
 from longtail.report.summary import Summary, grouped_confusion
 
@@ -26,7 +27,7 @@ def write_figures(summary: Summary, folder: Path) -> list[Path]:
     files = []
     with drawing():
         for name, draw in FIGURES.items():
-            if name == "disalign-beside-marc" and "DisAlign" not in summary.others:
+            if name == "disalign-beside-marc" and not {"DisAlign", "MARC"} <= set(_states(summary)):
                 continue
             figure = draw(summary)
             FigureCanvasAgg(figure)
@@ -114,7 +115,13 @@ def class_means(summary: Summary) -> Figure:
 
 
 def disalign_beside_marc(summary: Summary) -> Figure:
-    return _means(summary, [(summary.before, BEFORE), (summary.others["DisAlign"], OTHER), (summary.after, AFTER)])
+    known = _states(summary)
+    return _means(summary, [(summary.before, BEFORE), (known["DisAlign"], OTHER), (known["MARC"], AFTER)])
+
+
+def _states(summary: Summary) -> dict[str, State]:
+    """Calibrated states by title."""
+    return {summary.after.title: summary.after, **summary.others}
 
 
 def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], str]) -> tuple[Figure, Axes]:
@@ -130,7 +137,7 @@ def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], s
 
 
 def class_accuracy(summary: Summary) -> Figure:
-    figure, axes = _scores(summary, "accuracy", "per_class", lambda m: f"{100 * m.balanced:.1f} on average")
+    figure, axes = _scores(summary, "accuracy", "per_class", lambda m: f"balanced accuracy {100 * m.balanced:.1f}")
     axes.set_ylim(0, 102)
     _legend(axes)
     return figure
@@ -167,7 +174,7 @@ def accuracy_against_gamma(summary: Summary) -> Figure:
     for name, color in colors.items():
         values = [getattr(point.metrics, name) for point in summary.points]
         if None not in values:
-            label = "overall" if name == "balanced" else name
+            label = SCORES[name].heading.lower()
             width = 2.2 if name == "balanced" else 1.4
             axes.plot(gammas, 100 * np.array(values, dtype=float), color=color, label=label, linewidth=width)
     axes.axvline(1.2, color=BEFORE, linewidth=0.8, linestyle=":", zorder=0, label="the paper's 1.2")

@@ -18,8 +18,9 @@ from PIL import Image
 from longtail.core.files import write_text
 from longtail.core.version import __version__
 from longtail.errors import UserError
-from longtail.metrics.scores import SHOTS, Metrics, shot_groups
+from longtail.metrics.scores import Metrics, shot_names
 from longtail.metrics.state import State
+from longtail.metrics.table import SCORES
 from longtail.report.summary import Summary, grouped_confusion
 
 ASSETS = Path(__file__).parent / "assets"
@@ -53,6 +54,7 @@ def write_page(summary: Summary, context: Context, path: Path) -> Path:
     data = json.dumps(shown, allow_nan=False, separators=(",", ":"))
     text = environment.get_template("page.html").render(
         title=context.title,
+        method=summary.after.title,
         split=summary.split,
         advice=_advice(summary),
         worst=shown["worst"],
@@ -93,14 +95,17 @@ def plotly_script() -> str:
 def page_data(summary: Summary, context: Context) -> dict[str, Any]:
     """Everything the page draws, as plain values; shares are per cent with one decimal."""
     order = summary.order
-    groups = shot_groups(summary.class_counts)
-    shots = [next(name for name in SHOTS if groups[name][label]) for label in order]
+    shots = shot_names(summary.class_counts)
     return {
         "split": summary.split,
+        "scores": [
+            {"name": score.name, "heading": score.heading, "lower": score.lower_is_better, "digits": score.digits}
+            for score in SCORES.values()
+        ],
         "classes": {
             "names": [summary.class_names[label] for label in order],
             "counts": summary.class_counts[order].tolist(),
-            "shots": shots,
+            "shots": [shots[label] for label in order],
         },
         "states": [_state(state, order) for state in (summary.before, summary.after, *summary.others.values())],
         "changes": {name: _percents(getattr(summary.changes, name)[order]) for name in ("value", "low", "high")},
@@ -133,9 +138,11 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 
 def _scores(metrics: Metrics) -> dict[str, float | None]:
-    names = ("balanced", *SHOTS, "macro_f1", "ece")
-    values: dict[str, float | None] = {name: getattr(metrics, name) for name in names}
-    return {name: None if value is None else round(100 * value, 1) for name, value in values.items()}
+    values: dict[str, float | None] = {name: getattr(metrics, name) for name in SCORES}
+    return {
+        name: None if value is None else round(SCORES[name].scaled(value), SCORES[name].digits)
+        for name, value in values.items()
+    }
 
 
 def _state(state: State, order: np.ndarray) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from longtail.metrics.intervals import CONFIDENCE, class_differences
+from longtail.metrics.intervals import ClassIntervals, class_differences
 from longtail.metrics.scores import Metrics, evaluate_logits
 from longtail.metrics.state import State, describe_state
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc
+from longtail.posthoc.base import PostHoc, fit_outputs
 from longtail.posthoc.marc import MARC
 
 
@@ -29,15 +29,6 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """Accuracy after minus before per class (K,), with 95 % paired bootstrap bounds; NaN where a class is absent."""
-
-    value: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-@dataclass(frozen=True)
 class Confusion:
     """True class, what it is taken for, and how often before and after."""
 
@@ -45,6 +36,23 @@ class Confusion:
     taken_for: int
     before: float
     after: float
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The calibration a report is about: its calibrated logits (N, K) of the held-out samples.
+
+    Args:
+        title: name of the method, with what was chosen.
+        method: its name for commands.
+        logits: (N, K).
+        parameters: numbers it trained.
+    """
+
+    title: str
+    method: str
+    logits: np.ndarray = field(repr=False)
+    parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class Summary:
     after: State
     others: dict[str, State]
     points: list[Point]
-    changes: Changes
+    changes: ClassIntervals
+    """Accuracy after minus before."""
     confusions: list[Confusion]
     labels: np.ndarray = field(repr=False)
 
@@ -70,7 +79,9 @@ def operating_points(train: Outputs, held_out: Outputs, validation: Outputs | No
     points = []
     for gamma, method in MARC().fit_path(train).items():
         metrics = [
-            None if outputs is None else evaluate_logits(_apply(method, outputs), outputs.labels, outputs.class_counts)
+            None
+            if outputs is None
+            else evaluate_logits(_apply(method, outputs), outputs.labels, outputs.counts_for_groups)
             for outputs in (held_out, validation)
         ]
         assert metrics[0] is not None
@@ -82,16 +93,10 @@ def _apply(method: PostHoc, outputs: Outputs) -> np.ndarray:
     return np.asarray(method.transform(outputs))
 
 
-def class_changes(before: State, after: State, labels: np.ndarray) -> Changes:
+def class_changes(before: State, after: State, labels: np.ndarray) -> ClassIntervals:
     """Which classes win and which lose."""
-    drawn, present = class_differences(after.predictions == labels, before.predictions == labels, labels)
-    low, high = np.quantile(drawn[1:], [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
-    columns = []
-    for values in (drawn[0], low, high):
-        full = np.full(len(before.metrics.per_class), np.nan)
-        full[present] = values
-        columns.append(full)
-    return Changes(*columns)
+    hits = [state.predictions == labels for state in (after, before)]
+    return class_differences(hits[0], hits[1], labels, len(before.metrics.per_class))
 
 
 def worst_confusions(before: Metrics, after: Metrics, count: int = 8) -> list[Confusion]:
@@ -120,26 +125,34 @@ def grouped_confusion(metrics: Metrics, order: np.ndarray, most: int = 50) -> tu
     return np.stack([rows[:, group].sum(1) for group in groups], axis=1), groups
 
 
-def summarise(train: Outputs, held_out: Outputs, *, validation: Outputs | None, others: dict[str, PostHoc]) -> Summary:
-    """Fit MARC and the other methods on the training outputs; score all on held-out ones."""
-    marc = MARC().fit(train, validation=validation)
+def fitted(
+    method: PostHoc, title: str, name: str, train: Outputs, held_out: Outputs, validation: Outputs | None
+) -> Calibrated:
+    """A method fitted now, as a report shows it."""
+    fit_outputs(method, train, validation)
+    return Calibrated(title, name, _apply(method, held_out), method.n_parameters_)
+
+
+def summarise(
+    train: Outputs, held_out: Outputs, *, validation: Outputs | None, after: Calibrated, others: list[Calibrated]
+) -> Summary:
+    """Score the classifier as trained, calibrated, and by other methods on held-out outputs."""
     before = describe_state("before", held_out.rows().read(slice(None)).numpy(), held_out)
-    after = describe_state("MARC", _apply(marc, held_out), held_out, marc.n_parameters_)
-    states = {}
-    for name, method in others.items():
-        fitted = method.fit(train, validation=validation)
-        states[name] = describe_state(name, _apply(fitted, held_out), held_out, fitted.n_parameters_)
+    states = {
+        known.title: describe_state(known.title, known.logits, held_out, known.parameters) for known in (after, *others)
+    }
     names = held_out.class_names or tuple(str(label) for label in range(held_out.num_classes))
+    calibrated = states.pop(after.title)
     return Summary(
         split=held_out.split,
         class_names=names,
-        class_counts=held_out.class_counts,
-        order=np.argsort(-held_out.class_counts, kind="stable"),
+        class_counts=held_out.counts_for_groups,
+        order=np.argsort(-held_out.counts_for_groups, kind="stable"),
         before=before,
-        after=after,
+        after=calibrated,
         others=states,
         points=operating_points(train, held_out, validation),
-        changes=class_changes(before, after, held_out.labels),
-        confusions=worst_confusions(before.metrics, after.metrics),
+        changes=class_changes(before, calibrated, held_out.labels),
+        confusions=worst_confusions(before.metrics, calibrated.metrics),
         labels=held_out.labels,
     )

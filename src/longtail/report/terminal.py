@@ -9,10 +9,11 @@ from rich.table import Table
 
 from longtail.core.text import percent
 from longtail.metrics.intervals import Interval
-from longtail.metrics.scores import FEW, MANY, SHOTS, Metrics, shot_groups
+from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
+from longtail.metrics.table import MAIN_SCORES, SCORES, SHOTS
 from longtail.report.distribution import imbalance_text
 from longtail.tasks.class_distribution import Profile
-from longtail.tasks.tables import HEADINGS, Row, _number, _range, _ranks
+from longtail.tasks.tables import Row, ranks, show_difference, show_interval
 
 SHOWN_CLASSES = 20
 CHART_BARS = 20
@@ -29,12 +30,10 @@ def metrics_table(metrics: Metrics, class_names: list[str], class_counts: np.nda
 def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
     """Scores of several models, one row each."""
     table = Table("", title=title)
-    for name in ("top-1", "balanced", *SHOTS, "macro F1", "ECE"):
-        table.add_column(name, justify="right")
+    for score in SCORES.values():
+        table.add_column(score.heading, justify="right")
     for name, metrics in rows.items():
-        shots = (metrics.many, metrics.medium, metrics.few)
-        scores = (metrics.top1, metrics.balanced, *shots, metrics.macro_f1, metrics.ece)
-        table.add_row(name, *(percent(score) for score in scores))
+        table.add_row(name, *(score.show(getattr(metrics, score.name)) for score in SCORES.values()))
     return table
 
 
@@ -42,7 +41,7 @@ def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndar
     table = Table("class", title="classes, head to tail")
     for name in ("training images", "shots", "accuracy", "F1"):
         table.add_column(name, justify="right")
-    groups = shot_groups(class_counts)
+    shots = shot_names(class_counts)
     order = np.argsort(-class_counts, kind="stable")
     ends = len(order) > SHOWN_CLASSES
     shown = [*order[: SHOWN_CLASSES // 2], None, *order[-SHOWN_CLASSES // 2 :]] if ends else list(order)
@@ -50,30 +49,29 @@ def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndar
         if label is None:
             table.add_row("…", "…", "…", "…", "…")
             continue
-        shots = next(name for name in SHOTS if groups[name][label])
         scores = percent(metrics.per_class[label]), percent(metrics.f1_per_class[label])
-        table.add_row(class_names[label], str(class_counts[label]), shots, *scores)
+        table.add_row(escape(class_names[label]), str(class_counts[label]), shots[label], *scores)
     return table
 
 
 def terminal_table(rows: list[Row], caption: str) -> Table:
-    """What fits on a terminal: shots, overall and the difference from Softmax."""
+    """What fits on a terminal: the main scores and the difference from Softmax."""
     table = Table(title=caption)
     table.add_column("method", overflow="fold")
-    shown = (*SHOTS, "balanced")
-    for name in (*(HEADINGS[score].lower() for score in shown), "vs Softmax"):
-        table.add_column(name, justify="right", no_wrap=True)
-    ranks = {score: _ranks(rows, score) for score in shown}
+    shown = {name: SCORES[name] for name in MAIN_SCORES}
+    for heading in (*(score.heading for score in shown.values()), "vs Softmax"):
+        table.add_column(heading, justify="right", no_wrap=heading != SCORES["balanced"].heading)
+    best = {name: ranks(rows, score) for name, score in shown.items()}
     marks = {0: "[bold]{}[/bold]", 1: "[underline]{}[/underline]"}
     for before, row in zip([None, *rows], rows, strict=False):
         if before and before.family != row.family:
             table.add_section()
         cells = []
-        for score in shown:
-            interval = row.scores[score]
-            mean = Interval(interval.value) if interval and score != "balanced" else interval
-            cells.append(marks.get(ranks[score].get(row.method, 2), "{}").format(_number(mean)))
-        table.add_row(row.title, *cells, escape(_range(row.against.get("softmax"))))
+        for name, score in shown.items():
+            interval = row.scores[name]
+            mean = Interval(interval.value) if interval and name != "balanced" else interval
+            cells.append(marks.get(best[name].get(row.method, 2), "{}").format(show_interval(score, mean)))
+        table.add_row(row.title, *cells, escape(show_difference(row.against.get("softmax"))))
     return table
 
 

@@ -1,9 +1,9 @@
 """A run's folder: what was trained, on what, and the weights that came out.
 
-    RUN/run.json              configuration, versions, class names and counts
-    RUN/metrics.jsonl         one line per evaluation
+    RUN/run.json                configuration, versions, class names and counts, digests of the images
+    RUN/metrics.jsonl           one line per evaluation
     RUN/checkpoint.safetensors  to go on from; removed when training is done
-    RUN/model.safetensors     the trained network
+    RUN/model.safetensors       the trained network
 
 A calibrated model is a run folder too, so every command takes either.
 """
@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from longtail.config import TrainConfig, from_dict, to_dict
-from longtail.core.files import sha256, write_json
-from longtail.core.provenance import versions
-from longtail.core.tensors import read_tensors
+from longtail.config import TrainConfig, from_dict
+from longtail.core.files import write_json
+from longtail.core.formats import FORMAT, format_of
+from longtail.core.tensors import read_header, read_tensors, write_tensors
 from longtail.data.augment import Transform
-from longtail.data.images import Splits
+from longtail.data.images import Images, Splits
 from longtail.data.open import open_splits
 from longtail.errors import UserError
-from longtail.runs.network import build_network, image_channels, transforms, with_head_of_kind
+from longtail.networks.head import fingerprint
+from longtail.runs.network import build_network, transforms, with_head_of_kind
+from longtail.runs.record import CalibrationRecord, RunRecord, SplitRecord, read_record
 
 RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
     "run.json",
@@ -41,55 +42,62 @@ RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that exists; `details` is the content of its `run.json`."""
+    """A run folder that exists."""
 
     folder: Path
-    details: dict[str, Any]
+    record: RunRecord
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
         """Open an existing run; an error says what is missing."""
         folder = Path(folder)
-        try:
-            details = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}") from error
-        except json.JSONDecodeError as error:
-            raise UserError(f"{folder / RUN_FILE} is damaged: {error}") from error
-        return cls(folder, details)
+        if not (folder / RUN_FILE).is_file():
+            raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}")
+        return cls(folder, read_record(folder / RUN_FILE))
 
     @classmethod
     def create(cls, folder: Path, config: TrainConfig, splits: Splits, *, started_by: str | None = None) -> Run:
         """Describe a new run and write its `run.json`."""
-        sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
-        details = {
-            "config": to_dict(config),
-            "data": {
-                "name": splits.name,
-                "channels": image_channels(splits),
-                "class_names": list(splits.train.class_names),
-                "class_counts": splits.train.class_counts.tolist(),
-                "images": sizes,
-            },
-            "versions": versions(),
-            "command": sys.argv[1:],
-            "started_by": started_by,
-        }
-        write_json(folder / RUN_FILE, details)
-        return cls(folder, details)
+        record = RunRecord.of(config, splits, started_by)
+        write_json(folder / RUN_FILE, record.to_dict())
+        return cls(folder, record)
 
-    @property
+    @cached_property
     def config(self) -> TrainConfig:
-        return from_dict(self.details["config"])
+        return from_dict(self.record.config)
 
     @property
-    def class_counts(self) -> np.ndarray:
-        """Training images per class, (K,) int64."""
-        return np.array(self.details["data"]["class_counts"])
+    def data_name(self) -> str:
+        return self.record.data.name
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of an image."""
+        return self.record.data.channels
 
     @property
     def class_names(self) -> list[str]:
-        return list(self.details["data"]["class_names"])
+        return self.record.data.class_names
+
+    @property
+    def class_counts(self) -> np.ndarray:
+        """Images per class that the network was trained on, (K,) int64."""
+        return np.array(self.record.data.class_counts)
+
+    @property
+    def group_counts(self) -> np.ndarray:
+        """Images per class before validation images were held out, (K,): many, medium and few go by these."""
+        return np.array(self.record.data.group_counts)
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """Images of each split there is."""
+        return {name: split.images for name, split in self.record.data.splits.items()}
+
+    @property
+    def calibration(self) -> CalibrationRecord | None:
+        """Where a calibrated model comes from; None for a trained one."""
+        return self.record.calibration
 
     @property
     def model_path(self) -> Path:
@@ -101,30 +109,68 @@ class Run:
 
     def data_hash(self) -> str:
         """Unequal for runs that see different images."""
-        known = json.dumps([self.details["config"], self.details["data"]], sort_keys=True)
+        known = json.dumps([self.record.config, asdict(self.record.data)], sort_keys=True)
         return hashlib.sha256(known.encode()).hexdigest()
 
-    def model_hash(self) -> str:
-        return sha256(self.model_path)
+    @cached_property
+    def model_identity(self) -> str:
+        """A hash of the weights: every file that belongs to this model carries it."""
+        header = read_header(self.model_path)
+        return str(header["model"]) if format_of(header, self.model_path) else fingerprint(self.load_model())
 
     def load_model(self) -> nn.Module:
         """The trained network, in evaluation mode."""
-        counts, channels = torch.from_numpy(self.class_counts), self.details["data"]["channels"]
-        model, _ = build_network(self.config, counts, channels)
-        if calibration := self.details.get("calibration"):
-            model = with_head_of_kind(model, calibration["head"])
-        weights, _ = read_tensors(self.model_path)
-        model.load_state_dict(weights)
+        model, _ = build_network(self.config, torch.from_numpy(self.class_counts), self.channels)
+        if self.calibration:
+            model = with_head_of_kind(model, self.calibration.head)
+        weights, header = read_tensors(self.model_path)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{self.model_path} does not fit the network of {self.folder / RUN_FILE}: {reason}"
+            ) from error
+        if format_of(header, self.model_path) and fingerprint(model) != header.get("model"):
+            raise UserError(f"{self.model_path} is damaged: its weights are not those that were written")
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
     def splits(self, root: str | None = None) -> Splits:
         """The data the run was trained on, found again; `root` if it has moved."""
         config = replace(self.config, root=root) if root else self.config
         splits = open_splits(config)
-        if splits.train.class_counts.tolist() != self.details["data"]["class_counts"]:
+        if splits.train.class_counts.tolist() != self.record.data.class_counts:
             raise UserError(f"the data at hand are not those of {self.folder}: the class counts differ")
         return splits
+
+    def images(self, split: str, splits: Splits) -> Images:
+        """The images of a split; an error where the network may have been trained on held-out ones.
+
+        Validation images are cut from the training images by their place in the list. If that list has
+        changed since training, the cut falls elsewhere, and nobody can tell which images the network has seen.
+        """
+        found = splits.split(split)
+        if split != "test" and self.record.data.validation_from_training:
+            for name in ("train", "validation"):
+                if self._changed(name, splits):
+                    raise UserError(
+                        f"the {name} images of {self.folder} have changed since it was trained (added, removed, "
+                        "renamed or edited), so held-out images cannot be told from those the network has seen; "
+                        "restore them, or train anew"
+                    )
+        return found
+
+    def _changed(self, name: str, splits: Splits) -> bool:
+        known = self.record.data.splits.get(name, SplitRecord(0)).digest
+        return known is not None and splits.split(name).digest != known
 
     def transforms(self, splits: Splits) -> tuple[Transform, Transform]:
         """(augmenting, clean): how training saw images, and how test images are shown."""
         return transforms(self.config, splits)
+
+
+def write_model(path: Path, model: nn.Module, header: dict[str, object]) -> str:
+    """Write the weights of a network with its identity; returns the identity."""
+    identity = fingerprint(model)
+    write_tensors(path, model.state_dict(), {"format": FORMAT, "model": identity, **header})
+    return identity

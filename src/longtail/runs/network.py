@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import nn
@@ -14,11 +12,8 @@ from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages, Splits
 from longtail.errors import choose
 from longtail.methods import TRAIN_METHODS
-from longtail.networks.disalign_head import DisAlignHead
 from longtail.networks.head import head_of, with_head
-
-# What a calibrated model may have in place of its head, by the name of the class.
-HEADS: dict[str, Callable[[int, int], nn.Module]] = {"Linear": nn.Linear, "DisAlignHead": DisAlignHead}
+from longtail.networks.saved_heads import SAVED_HEADS
 
 
 def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, nn.Module]:
@@ -30,7 +25,7 @@ def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int
 def with_head_of_kind(model: nn.Module, kind: str) -> nn.Module:
     """A copy of a network whose head is a new layer of another kind, of the same shape."""
     old = head_of(model)
-    return with_head(model, HEADS[choose("head", kind, HEADS)](old.in_features, old.out_features))
+    return with_head(model, SAVED_HEADS[choose("head", kind, SAVED_HEADS)](old.in_features, old.out_features))
 
 
 def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Transform, Transform]:

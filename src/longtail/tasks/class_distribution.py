@@ -10,7 +10,8 @@ import numpy as np
 
 from longtail.data.open import open_splits
 from longtail.data.sources import find_data
-from longtail.metrics.scores import SHOTS, shot_groups
+from longtail.metrics.scores import shot_groups, shot_names
+from longtail.metrics.table import SHOTS
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class Profile:
     @property
     def shots(self) -> list[str]:
         """The group of each class: many, medium or few."""
-        groups = shot_groups(self.class_counts)
-        return [next(name for name in SHOTS if groups[name][label]) for label in range(len(self.class_counts))]
+        return shot_names(self.class_counts)
 
     def group(self, name: str) -> tuple[int, int]:
         """Classes and images of a group."""

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from longtail.core.formats import FORMAT, format_of
 from longtail.core.tensors import read_tensors, write_tensors
+from longtail.errors import UserError
 
 MOMENTUM = "momentum_buffer"
 
@@ -42,12 +44,14 @@ def save_checkpoint(path: Path, state: TrainState, header: dict[str, Any]) -> No
         buffer = state.optimizer.state[parameter].get(MOMENTUM)
         if buffer is not None:
             tensors[f"momentum.{name}"] = buffer
-    write_tensors(path, tensors, {"step": state.step, **header})
+    write_tensors(path, tensors, {"format": FORMAT, "step": state.step, **header})
 
 
 def load_checkpoint(path: Path, state: TrainState) -> dict[str, Any]:
     """Restore a state in place; returns the header."""
     tensors, header = read_tensors(path)
+    if format_of(header, path) == 0:
+        raise UserError(f"{path} was written by an older longtail; finish the run with that version, or start it anew")
     for part, module in (("model", state.model), ("objective", state.objective)):
         prefix = f"{part}."
         module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})

@@ -5,30 +5,32 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longtail.config import TrainConfig, differences
+from longtail.config import TrainConfig, differences, to_dict
 from longtail.core.files import remove_unfinished, write_text
-from longtail.core.tensors import write_tensors
 from longtail.data.images import Splits
 from longtail.distributed.store import launch_id
 from longtail.distributed.world import World
 from longtail.errors import UserError
-from longtail.metrics.scores import SHOTS, Metrics
-from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run
+from longtail.metrics.scores import Metrics
+from longtail.metrics.table import SCORES
+from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from longtail.training.plan import Plan
+from longtail.training.trackers import Tracker, build_trackers
 
 
 class Journal:
     """The files of one run: description, metrics, checkpoint, final weights. Only rank 0 writes."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, splits: Splits, world: World, *, tensorboard: bool = False
+        self, folder: Path, config: TrainConfig, splits: Splits, world: World, trackers: Sequence[str | Tracker] = ()
     ) -> None:
         self.folder = folder
         self.config = config
@@ -36,7 +38,7 @@ class Journal:
         self.world = world
         self.loss_sum = torch.zeros(())
         self.loss_steps = 0
-        self._board = _open_tensorboard(folder / "tensorboard") if tensorboard and world.is_main else None
+        self.trackers = build_trackers(trackers) if world.is_main else []
 
     @property
     def finished(self) -> bool:
@@ -62,30 +64,33 @@ class Journal:
         if self.world.is_main and not exists:
             Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
+        for tracker in () if self.finished else self.trackers:
+            tracker.start(self.folder, to_dict(self.config), state.step)
 
     def _restarted(self) -> bool:
         """Whether torchrun starts the processes of this very run again, after it lost one."""
         # The count is that of an agent: one that starts its processes again because another did so keeps its own.
         if not any(self.world.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")):
             return False
-        started_by = Run.open(self.folder).details.get("started_by")
+        started_by = Run.open(self.folder).record.started_by
         return bool(self.world.gather(started_by == launch_id())[0])
 
     def _restore(self, state: TrainState) -> None:
         changed = differences(Run.open(self.folder).config, self.config)
         if changed:
             raise UserError(f"{self.folder} was started with another configuration ({'; '.join(changed)})")
-        checkpoint = self.folder / CHECKPOINT_FILE
-        if self.finished or not checkpoint.is_file():
+        if self.finished:
             return
-        header = load_checkpoint(checkpoint, state)
-        if header["processes"] != self.world.size:
-            raise UserError(
-                f"{checkpoint} was written by {header['processes']} processes, there are {self.world.size} now; "
-                "a run goes on with the number it began with"
-            )
-        self.loss_sum.fill_(header["loss_sums"][self.world.rank])
-        self.loss_steps = header["loss_steps"]
+        checkpoint = self.folder / CHECKPOINT_FILE
+        if checkpoint.is_file():
+            header = load_checkpoint(checkpoint, state)
+            if header["processes"] != self.world.size:
+                raise UserError(
+                    f"{checkpoint} was written by {header['processes']} processes, there are {self.world.size} now; "
+                    "a run goes on with the number it began with"
+                )
+            self.loss_sum.fill_(header["loss_sums"][self.world.rank])
+            self.loss_steps = header["loss_steps"]
         self.world.barrier()
         if self.world.is_main:
             self._forget_after(state.step)
@@ -115,35 +120,27 @@ class Journal:
         """Append a line to the metrics file; returns the same for people."""
         entry: dict[str, Any] = {
             "step": state.step,
-            "epoch": round(state.step * plan.batch_size / plan.epoch_images, 3),
-            "images": state.step * plan.batch_size,
+            "epoch": round(plan.epochs_at(state.step), 3),
+            "images": plan.images_at(state.step),
             "loss": loss,
             "lr": plan.learning_rate(state.step - 1),
             "images_per_s": round(speed, 1),
         }
         text = f"epoch {entry['epoch']:.0f}/{plan.progress(0).epochs:.0f}  loss {loss:.4f}"
         if metrics:
-            scores = metrics.to_dict()
-            entry["validation"] = {name: scores[name] for name in ("top1", "balanced", *SHOTS, "macro_f1")}
-            text += f"  validation: top-1 {100 * metrics.top1:.1f}, balanced {100 * metrics.balanced:.1f}"
+            entry["validation"] = {name: getattr(metrics, name) for name in SCORES}
+            shown = (f"{SCORES[name].heading} {SCORES[name].show(getattr(metrics, name))}" for name in SHOWN)
+            text += f"  validation: {', '.join(shown)}"
         if self.world.is_main:
             with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-            self._draw(entry)
+            values = {f"train/{name}": entry[name] for name in ("loss", "lr", "images_per_s")}
+            values |= {f"validation/{name}": value for name, value in entry.get("validation", {}).items()}
+            for tracker in self.trackers:
+                tracker.log(state.step, {name: value for name, value in values.items() if value is not None})
         self.loss_sum.zero_()
         self.loss_steps = 0
         return text
-
-    def _draw(self, entry: dict[str, Any]) -> None:
-        """The same numbers for TensorBoard."""
-        if self._board is None:
-            return
-        scalars = {f"train/{name}": entry[name] for name in ("loss", "lr", "images_per_s")}
-        scalars |= {f"validation/{name}": value for name, value in entry.get("validation", {}).items()}
-        for name, value in scalars.items():
-            if value is not None:
-                self._board.add_scalar(name, value, entry["step"])
-        self._board.flush()
 
     def save(self, state: TrainState) -> None:
         """Write the checkpoint."""
@@ -159,14 +156,14 @@ class Journal:
     def finish(self, state: TrainState) -> None:
         """Write the final weights; the checkpoint is no longer needed."""
         if self.world.is_main:
-            write_tensors(self.folder / MODEL_FILE, state.model.state_dict(), {"step": state.step})
+            write_model(self.folder / MODEL_FILE, state.model, {"step": state.step})
             (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
         self.world.barrier()
 
+    def close(self) -> None:
+        """Nothing more will be recorded, be training at its end or not."""
+        for tracker in self.trackers:
+            tracker.finish()
 
-def _open_tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UserError("--tensorboard needs the extra: pip install 'longtail[tensorboard]'") from error
-    return SummaryWriter(str(folder))
+
+SHOWN = ("top1", "balanced")

@@ -8,7 +8,8 @@ bit from its last checkpoint.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig, comparable
-from longtail.core.progress import Display
+from longtail.core.progress import QUIET, Display
 from longtail.data.loading import Batch, load, resident
 from longtail.data.open import open_splits
 from longtail.data.samplers import Draw, Sampler
@@ -34,6 +35,7 @@ from longtail.training.checkpoint import TrainState
 from longtail.training.journal import Journal
 from longtail.training.plan import Plan
 from longtail.training.stop import StopRequest
+from longtail.training.trackers import Tracker
 
 NOTE_EVERY = 20  # steps between looks at the loss, each of which waits for the device
 
@@ -67,7 +69,7 @@ class Trainer:
         world: this process among those that train together.
         display: where progress is shown.
         resume: go on from the folder's checkpoint instead of starting.
-        tensorboard: also write TensorBoard files.
+        trackers: names or objects that the numbers also go to.
     """
 
     def __init__(
@@ -78,20 +80,20 @@ class Trainer:
         display: Display,
         *,
         resume: bool = False,
-        tensorboard: bool = False,
+        trackers: Sequence[str | Tracker] = (),
     ) -> None:
         self.config = config
         self.world = world
-        self.display = display if world.is_main else Display(quiet=True)
+        self.display = display if world.is_main else QUIET
         self.method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
         self.splits = open_splits(config)
-        world.require_alike(**comparable(config), resume=resume, labels=self.splits.train.labels_hash)
+        world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
         self.samplers = self._samplers()
-        self.plan = Plan.of(config, len(self.splits.train))
+        self.plan = Plan.of(config, len(self.splits.train), len(self.samplers))
         # One augmenting transform per stream: streams of one sampler show the same images differently.
         self.transforms = [transforms(config, self.splits, stream)[0] for stream in range(len(self.samplers))]
         self.state = self._new_state()
-        self.journal = Journal(folder, config, self.splits, world, tensorboard=tensorboard)
+        self.journal = Journal(folder, config, self.splits, world, trackers)
         self.journal.begin(self.state, resume=resume)
 
     def _samplers(self) -> list[Sampler]:
@@ -100,11 +102,10 @@ class Trainer:
             if len(names) > 1:
                 raise UserError(f"{self.config.method} has its own samplers ({', '.join(names)}); leave out --sampler")
             names = (self.config.sampler,)
-        parts = len(names) * self.config.accumulate * self.world.size
-        if self.config.batch_size % parts:
+        if self.config.batch_size % (self.config.accumulate * self.world.size):
             raise UserError(
-                f"--batch-size {self.config.batch_size} does not divide among {len(names)} streams x "
-                f"{self.config.accumulate} parts x {self.world.size} processes"
+                f"--batch-size {self.config.batch_size} does not divide into {self.config.accumulate} parts x "
+                f"{self.world.size} processes"
             )
         labels = self.splits.train.labels.numpy()
         epochs = Plan.of(self.config, len(labels)).progress(0).epochs
@@ -127,14 +128,20 @@ class Trainer:
         if self.journal.finished:
             self.display.line(f"{self.journal.folder} is finished already")
             return None
+        try:
+            return self._train()
+        finally:
+            self.journal.close()
+
+    def _train(self) -> Metrics | None:
         metrics = None
         step = TrainingStep(self._network(), self.state.objective)
         distributed = DistributedDataParallel(step) if self.world.size > 1 else step
-        total, done = self.plan.steps * self.plan.batch_size, self.state.step * self.plan.batch_size
+        total, done = self.plan.images_at(self.plan.steps), self.plan.images_at(self.state.step)
         with StopRequest() as stop, self.display.task("training", total, done=done) as task:
             for batches in self._batches():
                 self.journal.add(self._step(distributed, batches))
-                task.advance(self.plan.batch_size, self._note())
+                task.advance(self.plan.images_at(1), self._note())
                 last = self.state.step - 1
                 if self.plan.due(last, self.config.evaluate_every):
                     loss = self.journal.mean_loss()  # first, because it stops a run that has diverged
@@ -205,7 +212,7 @@ class Trainer:
     def _draws(self, sampler: Sampler) -> Iterator[Draw]:
         """This process's draws of one stream, part by part, from the current step on."""
         parts = self.config.accumulate
-        size = self.config.batch_size // len(self.samplers) // parts
+        size = self.config.batch_size // parts
         for number in range(self.state.step * parts, self.plan.steps * parts):
             yield sampler.batch(number, size, self.world.rank, self.world.size)
 
@@ -216,8 +223,8 @@ class Trainer:
         clean = transforms(self.config, self.splits)[1]
         model = self.state.model
         # Batch-norm statistics are those of rank 0, which are saved, in all parts of the result.
-        self.world.spread(model.buffers())
-        counts = self.splits.train.class_counts.numpy()
+        self.world.broadcast(model.buffers())
+        counts = self.splits.group_counts.numpy()
         return score(model, images, clean, self.world, counts, workers=self.config.workers)
 
 
@@ -227,21 +234,35 @@ def train(
     *,
     resume: bool = False,
     download: bool = False,
-    tensorboard: bool = False,
-    display: Display | None = None,
+    trackers: Sequence[str | Tracker] = (),
+    display: Display = QUIET,
 ) -> Metrics | None:
     """Train a network as `config` says, or the recipe of that name, and leave a run in folder `out`.
 
     Returns the validation metrics after the last step, None without a validation split. Works in one
-    process or in those that `torchrun` started.
+    process or in those that `torchrun` started. The caller's random numbers stay as they are.
+
+    Args:
+        config: what to train, or the name of a recipe.
+        out: folder of the run.
+        resume: go on from the checkpoint in the folder, bit for bit.
+        download: fetch CIFAR first if it is not there.
+        trackers: where the numbers of each evaluation also go: tensorboard, mlflow, csv, or objects with the
+            methods of `longtail.training.trackers.Tracker`.
+        display: where progress is shown.
     """
-    display = display or Display(quiet=True)
     config = find_recipe(config)
-    with join(config.device) as world:
+    with join(config.device) as world, _own_random_numbers(world.device):
         if download:
             from longtail.data.download import download_cifar
 
             if world.is_main:
                 download_cifar(config.data, config.root, display)
             world.barrier()
-        return Trainer(config, Path(out), world, display, resume=resume, tensorboard=tensorboard).run()
+        return Trainer(config, Path(out), world, display, resume=resume, trackers=trackers).run()
+
+
+def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
+    """A block whose seeds do not reach the caller's generators, on the CPU or on this device."""
+    own = [device] if device.type == "cuda" else []
+    return torch.random.fork_rng(devices=own)

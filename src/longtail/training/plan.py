@@ -15,10 +15,11 @@ class Plan:
 
     Args:
         steps: batches in all.
-        batch_size: images per batch over all processes and streams.
+        batch_size: images per step of one stream, over all processes.
         epoch_images: images of one epoch.
         lr: learning rate after warm-up.
         warmup: steps over which the learning rate rises.
+        streams: streams of images that a step draws a batch from.
     """
 
     steps: int
@@ -26,22 +27,31 @@ class Plan:
     epoch_images: int
     lr: float
     warmup: int = 0
+    streams: int = 1
 
     @classmethod
-    def of(cls, config: TrainConfig, train_images: int) -> Plan:
+    def of(cls, config: TrainConfig, train_images: int, streams: int = 1) -> Plan:
         if config.iterations is not None:
             steps = config.iterations
         else:
             assert config.epochs is not None  # TrainConfig has one of the two
             steps = math.ceil(config.epochs * train_images / config.batch_size)
-        return cls(steps, config.batch_size, train_images, config.lr, config.warmup)
+        return cls(steps, config.batch_size, train_images, config.lr, config.warmup, streams)
+
+    def epochs_at(self, step: int) -> float:
+        """Passes over the data before a step, of the first stream."""
+        return step * self.batch_size / self.epoch_images
+
+    def images_at(self, step: int) -> int:
+        """Images seen before a step, over all streams."""
+        return step * self.batch_size * self.streams
 
     def epoch(self, step: int) -> int:
         """Whole epochs done before a step."""
         return step * self.batch_size // self.epoch_images
 
     def progress(self, step: int) -> Progress:
-        return Progress(step, self.steps, self.epoch(step), self.steps * self.batch_size / self.epoch_images)
+        return Progress(step, self.steps, self.epoch(step), self.epochs_at(self.steps))
 
     def due(self, step: int, every: int) -> bool:
         """Whether `every` epochs have passed at the end of this step; always after the last."""

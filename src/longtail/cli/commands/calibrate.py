@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -13,7 +13,8 @@ from longtail.cli.parsing import Output, parse, refuse
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
-    from longtail.tasks.calibrate import Comparison
+    from longtail.posthoc.base import PostHoc
+    from longtail.tasks.calibration import Comparison
 
 HELP = """Repair a trained classifier: MARC by default, any post-hoc method by name.
 
@@ -77,25 +78,20 @@ def main(arguments: list[str]) -> int:
 
 def _calibrate_run(options: Calibrate) -> int:
     from longtail.distributed.world import join
+    from longtail.extraction.run import Extractor
     from longtail.methods import build_posthoc
     from longtail.runs.folder import Run
-    from longtail.tasks.calibrate import calibrate_run
+    from longtail.tasks.calibrate_run import calibrate_run
 
     method = build_posthoc(options.method, options.options)
     with join(options.device) as world:
         run = Run.open(options.source)
-        world.require_alike(model=run.model_hash(), method=options.method, options=options.options, views=options.views)
+        world.require_alike(
+            model=run.model_identity, method=options.method, options=options.options, views=options.views
+        )
+        extractor = Extractor(run, world, root=options.root, workers=options.workers, display=options.display())
         folder, scores = calibrate_run(
-            run,
-            method,
-            options.method,
-            world,
-            out=options.out,
-            views=options.views,
-            root=options.root,
-            workers=options.workers,
-            overwrite=options.overwrite,
-            display=options.display(),
+            extractor, method, options.method, out=options.out, views=options.views, overwrite=options.overwrite
         )
     _show(options, method, scores, folder)
     options.display().line(f"score it with: longtail evaluate {shlex.quote(str(folder))}")
@@ -106,27 +102,29 @@ def _calibrate_file(options: Calibrate) -> int:
     from longtail.distributed.world import join
     from longtail.methods import build_posthoc
     from longtail.outputs.readers import read_held_out, read_outputs
-    from longtail.tasks.calibrate import calibrate_files
+    from longtail.tasks.calibrate_files import calibrate_files
 
     if options.out is None:
         raise UserError("say where the result goes: --out FOLDER")
     method = build_posthoc(options.method, options.options)
     with join("cpu") as world:
-        train = replace(read_outputs(options.source, options.labels), world=world)
+        train = read_outputs(options.source, options.labels)
         world.require_alike(method=options.method, options=options.options, samples=len(train))
         held_out = [
             read_held_out(path, split, train)
             for split, path in (("validation", options.validation), ("test", options.test))
             if path is not None
         ]
-        scores = calibrate_files(train, method, options.method, options.out, held_out, overwrite=options.overwrite)
+        scores = calibrate_files(
+            train, method, options.out, held_out, name=options.method, world=world, overwrite=options.overwrite
+        )
     _show(options, method, scores, options.out)
     if not held_out:
         options.display().line("no held-out logits were given (--test FILE), so nothing is scored")
     return 0
 
 
-def _show(options: Calibrate, method: Any, scores: list[Comparison], folder: Path) -> None:
+def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
     from longtail.report.terminal import comparison_table
 
     display = options.display()
@@ -134,7 +132,8 @@ def _show(options: Calibrate, method: Any, scores: list[Comparison], folder: Pat
         display.table(comparison_table(score.split, {"before": score.before, options.method: score.after}))
     result = method.result_
     state = "solved" if result.converged else "NOT solved"
-    display.line(f"{options.method}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
+    chosen = "".join(f", {name} {value:g}" for name, value in method.chosen_.items())
+    display.line(f"{options.method}{chosen}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
     display.line(f"written: {folder}")
     rows = {score.split: {"before": score.before.to_dict(), "after": score.after.to_dict()} for score in scores}
-    options.print_json({"out": str(folder), "result": vars(result), **rows})
+    options.print_json({"out": str(folder), "result": vars(result), "chosen": method.chosen_, **rows})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -61,17 +61,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _of_run(options: Diagnose) -> tuple[Outputs, Outputs | None]:
-    from longtail.distributed.world import SINGLE_PROCESS
-    from longtail.extraction.run import run_outputs
+    from longtail.extraction.run import Extractor
     from longtail.runs.folder import Run
 
     run = Run.open(options.source)
-    known: dict[str, Any] = {"root": options.root, "workers": options.workers, "display": options.display()}
-    if options.split not in run.details["data"]["images"]:
+    if options.split not in run.split_sizes:
         raise UserError(f"{options.source} has no {options.split} split; name another with --split")
-    return run_outputs(run, options.split, SINGLE_PROCESS, **known), run_outputs(
-        run, "train", SINGLE_PROCESS, views=1, **known
-    )
+    extractor = Extractor(run, root=options.root, workers=options.workers, display=options.display())
+    return extractor.outputs(options.split), extractor.outputs("train", views=1)
 
 
 def _of_file(options: Diagnose) -> tuple[Outputs, Outputs | None]:
@@ -87,15 +84,15 @@ def _of_file(options: Diagnose) -> tuple[Outputs, Outputs | None]:
 def _show(options: Diagnose, diagnosis: Diagnosis) -> None:
     from rich.table import Table
 
-    from longtail.core.text import percent
+    from longtail.metrics.table import SCORES
 
     metrics = diagnosis.before.metrics
     table = Table("sign", title=f"{diagnosis.samples} {diagnosis.split} samples")
     table.add_column("value", justify="right")
     for name, value in diagnosis.before.correlation.items():
         table.add_row(f"rank correlation of class size and mean {name[:-1]}", f"{value:+.2f}")
-    for name in ("many", "medium", "few", "balanced"):
-        table.add_row(f"{name} accuracy", percent(getattr(metrics, name)))
+    for score in SCORES.values():
+        table.add_row(score.heading, score.show(getattr(metrics, score.name)))
     for name, gain in (("all classes", diagnosis.gain), ("the tail half", diagnosis.tail_gain)):
         bounds = f" [{100 * (gain.low or 0):+.1f}, {100 * (gain.high or 0):+.1f}]"
         table.add_row(f"gain of calibration, {name} (points)", f"{100 * gain.value:+.1f}{bounds}")

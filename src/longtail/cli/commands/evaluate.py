@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         workers=options.workers,
         display=display,
     )
-    display.table(metrics_table(metrics, run.class_names, run.class_counts))
+    display.table(metrics_table(metrics, run.class_names, run.group_counts))
     display.line(f"written: {path}")
     options.print_json(metrics.to_dict())
     return 0

@@ -53,27 +53,18 @@ def main(arguments: list[str]) -> int:
     options = parse(Extract, arguments, "extract", HELP)
     from longtail.distributed.world import join
     from longtail.errors import UserError
-    from longtail.extraction.run import extract_run, outputs_path
+    from longtail.extraction.run import Extractor
     from longtail.runs.folder import Run
 
     display = options.display()
     with join(options.device) as world:
         run = Run.open(options.run)
-        path = options.out or outputs_path(run, options.split, options.views)
+        extractor = Extractor(run, world, root=options.root, workers=options.workers, display=display)
+        path = options.out or extractor.path(options.split, options.views)
         if path.exists() and not options.overwrite:
             raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
-        extract_run(
-            run,
-            options.split,
-            world,
-            views=options.views,
-            path=path,
-            dtype=options.dtype,
-            keep_logits=False if options.no_logits else None,
-            root=options.root,
-            workers=options.workers,
-            display=display,
-        )
+        keep_logits = False if options.no_logits else None
+        extractor.write(options.split, path, views=options.views, dtype=options.dtype, keep_logits=keep_logits)
     display.line(f"written: {path}")
     options.print_json({"outputs": str(path)})
     return 0

@@ -70,8 +70,10 @@ def _of_runs(options: Report) -> Path:
 
 def _of_file(options: Report) -> Path:
     from longtail.outputs.readers import read_held_out, read_outputs
+    from longtail.posthoc.marc import MARC
     from longtail.report.build import write_report
     from longtail.report.page import Context
+    from longtail.report.summary import fitted
 
     (source, *more) = options.sources
     if more:
@@ -83,4 +85,5 @@ def _of_file(options: Report) -> Path:
     validation = read_held_out(options.validation, "validation", train) if options.validation else None
     command = ["longtail", "calibrate", str(source), "--test", str(options.test), "--out", "calibrated", "--overwrite"]
     context = Context(source.stem, command, {"training logits": str(source), "test logits": str(options.test)})
-    return write_report(train, held_out, validation, context, options.out, options.display())[0]
+    after = fitted(MARC(), "MARC", "marc", train, held_out, validation)
+    return write_report(train, held_out, validation, after, context, options.out, options.display())[0]

@@ -49,8 +49,10 @@ class Train(Output):
     """Go on from the checkpoint in the folder, bit for bit."""
     download: bool = False
     """Fetch CIFAR from its page first if it is not below --root."""
+    tracker: tuple[str, ...] = ()
+    """Where the numbers of each evaluation also go: tensorboard, mlflow, csv."""
     tensorboard: bool = False
-    """Also write TensorBoard files (needs the extra longtail[tensorboard])."""
+    """The same as --tracker tensorboard."""
 
 
 def main(arguments: list[str]) -> int:
@@ -107,7 +109,7 @@ def run(options: Train) -> int:
             options.out,
             resume=options.resume,
             download=options.download,
-            tensorboard=options.tensorboard,
+            trackers=(*options.tracker, *(["tensorboard"] if options.tensorboard else [])),
             display=display,
         )
     except Interrupted as stop:

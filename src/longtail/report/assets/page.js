@@ -13,7 +13,8 @@ const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(1);
 const escaped = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const short = (name) => escaped([...name].length > 18 ? [...name].slice(0, 17).join("") + "…" : name);
 const fullNames = classes.names.map(escaped);
-const SCORES = { balanced: "overall", many: "many", medium: "medium", few: "few", macro_f1: "macro F1", ece: "ECE" };
+const SCORES = Object.fromEntries(data.scores.map((score) => [score.name, score]));
+const shownScore = (name, value) => (value === null ? "none" : value.toFixed(SCORES[name].digits));
 
 function element(tag, text, attributes = {}) {
   const made = document.createElement(tag);
@@ -29,11 +30,12 @@ function card(name, value, note, mood) {
   return made;
 }
 
-// Change of a score in words; for the calibration error lower is better.
+// Change of a score in words; of errors lower is better.
 function change(name, from, to) {
   if (from === null || to === null) return ["", ""];
-  const better = name === "ece" ? to < from : to > from;
-  return [`${signed(to - from)} from ${from.toFixed(1)}`, to === from ? "" : better ? "good" : "bad"];
+  const better = SCORES[name].lower ? to < from : to > from;
+  const difference = (to > from ? "+" : "") + (to - from).toFixed(SCORES[name].digits);
+  return [`${difference} from ${shownScore(name, from)}`, to === from ? "" : better ? "good" : "bad"];
 }
 
 function layout(extra = {}) {
@@ -93,8 +95,8 @@ function perClass(id, key, title, states) {
 }
 
 function drawCards() {
-  const cards = Object.entries(SCORES).map(([name, title]) =>
-    card(title, shown(after.scores[name]), ...change(name, before.scores[name], after.scores[name])));
+  const cards = Object.entries(SCORES).map(([name, { heading }]) =>
+    card(heading, shownScore(name, after.scores[name]), ...change(name, before.scores[name], after.scores[name])));
   byId("cards").replaceChildren(...cards);
 }
 
@@ -155,18 +157,18 @@ function drawPoint() {
   byId("gamma-value").textContent = point.gamma.toFixed(1);
   byId("command").textContent = `${data.command} --options gamma ${point.gamma}`;
   const cards = ["balanced", "many", "medium", "few"].map((name) =>
-    card(`${SCORES[name]} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
-  if (choosing) cards.unshift(card("overall (validation)", shown(point.validation.balanced), "choose by this"));
+    card(`${SCORES[name].heading} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
+  if (choosing) cards.unshift(card(`${SCORES.balanced.heading} (validation)`, shown(point.validation.balanced), "choose by this"));
   byId("point-cards").replaceChildren(...cards);
   const bars = { type: "bar", x: places, y: point.accuracy, name: `gamma ${point.gamma}`, marker: { color: color("after"), opacity: 0.75 },
     text: fullNames, textposition: "none", hovertemplate: "%{text}: %{y} %<extra></extra>" };
   const now = crowded ? curve(point.accuracy, "after", `gamma ${point.gamma}`) : [bars];
   draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis(), yaxis: { range: [0, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
   const gammas = data.points.map((p) => p.gamma);
-  const line = (name, shade) => ({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.scores[name]), name: SCORES[name], line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
+  const line = (name, shade) => ({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.scores[name]), name: SCORES[name].heading, line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
   const lines = [line("balanced", "after"), line("many", "before"), line("medium", "other"), line("few", "good")];
   if (choosing) {
-    lines.push({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.validation.balanced), name: "overall (validation)", line: { color: color("after"), dash: "dot" } });
+    lines.push({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
   }
   draw("trade-off", lines.filter((trace) => trace.y.some((value) => value !== null)), {
     xaxis: { title: { text: "gamma" } }, yaxis: { title: { text: `accuracy, ${data.split} images (%)` } }, margin: { l: 52, r: 20, t: 34, b: 44 },
@@ -177,10 +179,10 @@ function drawPoint() {
 function drawMethods() {
   const table = byId("methods");
   const head = element("tr");
-  ["method", ...Object.values(SCORES), "numbers trained", "rank correlation of margins"].forEach((title) => head.append(element("th", title)));
+  ["method", ...data.scores.map((score) => score.heading), "numbers trained", "rank correlation of margins"].forEach((title) => head.append(element("th", title)));
   const rows = data.states.map((state) => {
     const row = element("tr");
-    const cells = [state.title, ...Object.keys(SCORES).map((name) => shown(state.scores[name])), state.parameters ?? "", signedTwo(state.correlation.margins)];
+    const cells = [state.title, ...Object.keys(SCORES).map((name) => shownScore(name, state.scores[name])), state.parameters ?? "", signedTwo(state.correlation.margins)];
     cells.forEach((cell) => row.append(element("td", cell)));
     return row;
   });
@@ -261,7 +263,7 @@ function drawCharts() {
   perClass("accuracy", "accuracy", `accuracy, ${data.split} images (%)`, [before, after]);
   perClass("f1", "f1", `F1, ${data.split} images (%)`, [before, after]);
   drawConfusion("confusion-before", "before", data.confusion.before);
-  drawConfusion("confusion-after", "after MARC", data.confusion.after);
+  drawConfusion("confusion-after", `after ${after.title}`, data.confusion.after);
   drawReliability("reliability-before", before);
   drawReliability("reliability-after", after);
 }

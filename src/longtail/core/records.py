@@ -1,0 +1,82 @@
+"""JSON files as typed records: checked once, when they are opened, so that nobody has to check again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from longtail.errors import UserError
+
+T = TypeVar("T")
+LARGEST_FILE = 1 << 28  # bytes; nothing the library writes as JSON comes near
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an error names the file and says what is wrong with it."""
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{path} is too large for a file of ours ({path.stat().st_size:,} bytes)")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged: {str(error) or type(error).__name__}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged: it holds {_said(value)} instead of named values")
+    return value
+
+
+def as_record(kind: type[T], values: dict[str, Any], path: Path) -> T:
+    """A dataclass from the values of a JSON object; values of other names are left aside."""
+    return _record(kind, values, path, "")
+
+
+def _record(kind: Any, values: Any, path: Path, place: str) -> Any:
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: {place or 'it'} should hold named values, not {_said(values)}")
+    hints, found = _hints(kind), {}
+    for field in dataclasses.fields(kind):
+        name = f"{place}.{field.name}" if place else field.name
+        if field.name in values:
+            found[field.name] = _checked(hints[field.name], values[field.name], path, name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{path} is damaged: it has no {name}")
+    return kind(**found)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _checked(hint: Any, value: Any, path: Path, place: str) -> Any:
+    """The value, if it is of the type that a field has."""
+    if dataclasses.is_dataclass(hint):
+        return _record(hint, value, path, place)
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        (own,) = (part for part in inner if part is not type(None))
+        return None if value is None else _checked(own, value, path, place)
+    if kind in (list, tuple) and isinstance(value, list):
+        items = [_checked(inner[0], item, path, f"{place}[{number}]") for number, item in enumerate(value)]
+        return kind(items)
+    if kind is dict and isinstance(value, dict):
+        return {name: _checked(inner[1], item, path, f"{place}.{name}") for name, item in value.items()}
+    if hint is Any:
+        return value
+    wanted = (int, float) if hint is float else kind or hint
+    # A truth value is a whole number to Python, not to us.
+    if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
+        raise UserError(f"{path} is damaged: {place} is {_said(value)}, not of type {getattr(hint, '__name__', hint)}")
+    return value
+
+
+def _said(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:40] + "…"

@@ -1,0 +1,65 @@
+"""The one table of scores: what each is called, which way is better, how it is printed.
+
+Tables, report, model card, journal and command line read it: a new score is a field of `Metrics`
+and a line here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longtail.core.text import percent
+
+SHOTS = ("many", "medium", "few")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number about a model.
+
+    Args:
+        name: key in files and attribute of `Metrics`.
+        heading: what tables call it.
+        lower_is_better: for errors.
+        in_percent: whether it is a share, printed in per cent; other numbers are printed as they are.
+    """
+
+    name: str
+    heading: str
+    lower_is_better: bool = False
+    in_percent: bool = True
+
+    def scaled(self, value: float) -> float:
+        """The number as it is printed, before rounding."""
+        return 100 * value if self.in_percent else value
+
+    @property
+    def digits(self) -> int:
+        """Digits behind the point."""
+        return 1 if self.in_percent else 3
+
+    def show(self, value: float | None) -> str:
+        """The number as people read it.
+
+        >>> SCORES["balanced"].show(0.8071), SCORES["nll"].show(0.61234), SCORES["few"].show(None)
+        ('80.7', '0.612', 'none')
+        """
+        if self.in_percent or value is None:
+            return percent(value)
+        return f"{value:.{self.digits}f}"
+
+
+SCORES: dict[str, Score] = {
+    score.name: score
+    for score in (
+        *(Score(name, name.capitalize()) for name in SHOTS),
+        Score("balanced", "Balanced accuracy"),
+        Score("top1", "Top-1"),
+        Score("macro_f1", "Macro F1"),
+        Score("nll", "NLL", lower_is_better=True, in_percent=False),
+        Score("brier", "Brier", lower_is_better=True, in_percent=False),
+        Score("ece", "ECE", lower_is_better=True),
+    )
+}
+# What a narrow table shows.
+MAIN_SCORES = (*SHOTS, "balanced", "top1")

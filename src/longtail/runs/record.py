@@ -1,0 +1,127 @@
+"""What `run.json` holds: what was trained, on what, with which versions; format 1."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longtail.config import TrainConfig, to_dict
+from longtail.core.formats import FORMAT, format_of
+from longtail.core.provenance import versions
+from longtail.core.records import as_record, read_json
+from longtail.data.images import Splits
+from longtail.errors import UserError
+from longtail.runs.network import image_channels
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """How many images a split has, and the digest of their list; None in runs from before there were digests."""
+
+    images: int
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The data of a run.
+
+    Args:
+        name: of the data set.
+        channels: colour channels of an image.
+        class_names: K names.
+        class_counts: images per class that the network is trained on.
+        group_counts: images per class before validation images were held out.
+        splits: those there are.
+        validation_from_training: whether the validation images were cut from the training images.
+    """
+
+    name: str
+    channels: int
+    class_names: list[str]
+    class_counts: list[int]
+    group_counts: list[int]
+    splits: dict[str, SplitRecord]
+    validation_from_training: bool
+
+    @classmethod
+    def of(cls, splits: Splits) -> DataRecord:
+        known = {name: images for name in SPLITS if (images := getattr(splits, name)) is not None}
+        return cls(
+            name=splits.name,
+            channels=image_channels(splits),
+            class_names=list(splits.train.class_names),
+            class_counts=splits.train.class_counts.tolist(),
+            group_counts=splits.group_counts.tolist(),
+            splits={name: SplitRecord(len(images), images.digest) for name, images in known.items()},
+            validation_from_training=splits.validation_from_training,
+        )
+
+
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """Where a calibrated model comes from.
+
+    Args:
+        method: name of the post-hoc method.
+        title: its name in tables and on cards.
+        head: class of the layer in the head's place.
+        run: folder of the run that was calibrated.
+        model: identity of the model before.
+    """
+
+    method: str
+    title: str
+    head: str
+    run: str
+    model: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything in `run.json`."""
+
+    config: dict[str, Any]
+    data: DataRecord
+    versions: dict[str, str] = field(default_factory=versions)
+    command: list[str] = field(default_factory=lambda: sys.argv[1:])
+    started_by: str | None = None
+    calibration: CalibrationRecord | None = None
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, config: TrainConfig, splits: Splits, started_by: str | None) -> RunRecord:
+        return cls(to_dict(config), DataRecord.of(splits), started_by=started_by)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if not (key == "calibration" and value is None)}
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read and check a `run.json` of this format or the one before."""
+    values = read_json(path)
+    if format_of(values, path) == 0:
+        values = _from_format_0(values, path)
+    record = as_record(RunRecord, values, path)
+    data = record.data
+    sizes = {len(data.class_names), len(data.class_counts), len(data.group_counts)}
+    if len(sizes) > 1 or not data.class_names:
+        raise UserError(f"{path} is damaged: its class names and class counts differ in number")
+    return record
+
+
+def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Runs of longtail 0.1 had no digests, and classes were grouped by the counts after holding out."""
+    try:
+        data = dict(values["data"])
+        data["splits"] = {name: {"images": size} for name, size in data.pop("images").items()}
+        data |= {"group_counts": data["class_counts"], "validation_from_training": True}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is damaged: it does not describe a run") from error
+    if "calibration" in values:
+        raise UserError(f"{path} is a calibration by an older longtail; calibrate its run again")
+    return {**values, "data": data}

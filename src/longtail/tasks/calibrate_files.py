@@ -1,0 +1,63 @@
+"""Calibrating saved logits: no model is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from longtail.core.files import replacing_folder
+from longtail.core.tensors import write_tensors
+from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.methods import describe_posthoc
+from longtail.networks.head import linear_layer
+from longtail.outputs.record import Outputs
+from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.tasks.calibration import (
+    CALIBRATED,
+    HEAD_FILE,
+    Comparison,
+    compare_outputs,
+    require_free,
+    write_calibration,
+    write_scores,
+)
+
+
+def calibrate_files(
+    train: Outputs,
+    method: PostHoc,
+    out: Path,
+    held_out: list[Outputs],
+    *,
+    name: str | None = None,
+    world: World = SINGLE_PROCESS,
+    overwrite: bool = False,
+) -> list[Comparison]:
+    """Fit a method on saved logits; writes its numbers, the scores and the calibrated held-out logits.
+
+    Where the head is known, the calibrated one is written too.
+    """
+    require_free(out, overwrite=overwrite)
+    known, name = describe_posthoc(method, name)
+    validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
+    fit_outputs(method, train, validation, world)
+    if not world.is_main:
+        return []
+    fitted_on = validation if method.fitted_on_unseen else train
+    assert fitted_on is not None
+    scores = []
+    with replacing_folder(out) as folder:
+        for outputs in held_out:
+            calibrated = np.asarray(method.transform(outputs))
+            scores.append(compare_outputs(outputs, calibrated))
+            written = Outputs(outputs.labels, outputs.class_counts, logits=calibrated, split=outputs.split)
+            written.save(folder / f"{outputs.split}{CALIBRATED}")
+        if train.head_weight is not None:
+            bias = None if train.head_bias is None else torch.from_numpy(train.head_bias).float()
+            head = method.head(linear_layer(torch.from_numpy(train.head_weight).float(), bias))
+            write_tensors(folder / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})
+        write_scores(folder, scores, None)
+        write_calibration(folder, method, known, name, fitted_on, None)
+    return scores

@@ -1,0 +1,103 @@
+"""Calibrating a run: the calibrated network becomes a run folder of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from longtail.core.files import replacing_folder, write_json
+from longtail.errors import UserError
+from longtail.extraction.run import Extractor
+from longtail.methods import PostHocMethod, describe_posthoc
+from longtail.networks.head import find_head, head_of, with_head
+from longtail.networks.saved_heads import SAVED_HEADS
+from longtail.outputs.record import Outputs
+from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run, write_model
+from longtail.runs.record import CalibrationRecord
+from longtail.tasks.calibration import Comparison, compare_outputs, require_free, write_calibration, write_scores
+
+
+def calibrate_run(
+    extractor: Extractor,
+    method: PostHoc,
+    name: str | None = None,
+    *,
+    out: Path | None = None,
+    views: int = 1,
+    overwrite: bool = False,
+) -> tuple[Path, list[Comparison]]:
+    """Fit a method on a run's own images and write the calibrated model.
+
+    Outputs are computed once and kept in the run's folder. Returns the new folder (default: RUN/METHOD) and the
+    scores on the held-out splits.
+
+    Args:
+        extractor: the run, and how its images are read.
+        method: what to fit.
+        name: what the method is called (default: its name in `longtail methods`, or that of its class).
+        out: folder to write.
+        views: augmented passes over the training images; 0 for clean images.
+        overwrite: replace a calibration that is there.
+    """
+    run, world = extractor.run, extractor.world
+    known, name = describe_posthoc(method, name)
+    folder = out or run.folder / name
+    if folder.resolve() == run.folder.resolve():
+        raise UserError(f"{folder} is the run itself; choose another --out")
+    require_free(folder, overwrite=overwrite)
+    method.check_settings()
+    if method.needs_validation and "validation" not in run.split_sizes:
+        raise UserError(
+            f"{known.title} needs images the network has not seen, and {run.folder} held none out; "
+            "train with --validation 0.1"
+        )
+    held_out = {split: extractor.outputs(split) for split in ("validation", "test") if split in run.split_sizes}
+    validation = held_out.get("validation")
+    train = None if method.fitted_on_unseen else extractor.outputs("train", views=views)
+    fit_outputs(method, train, validation, world)
+    scores: list[Comparison] = []
+    if world.is_main:
+        scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]
+        fitted_on = train or validation
+        assert fitted_on is not None
+        with replacing_folder(folder) as temporary:
+            _write(temporary, extractor, method, known, name, fitted_on, scores)
+    world.barrier()
+    return folder, scores
+
+
+def _write(
+    folder: Path,
+    extractor: Extractor,
+    method: PostHoc,
+    known: PostHocMethod,
+    name: str,
+    fitted_on: Outputs,
+    scores: list[Comparison],
+) -> None:
+    run, model = extractor.run, extractor.model.cpu()
+    calibrated = with_head(model, method.head(head_of(model)))
+    kind = type(calibrated.get_submodule(find_head(model))).__name__
+    if kind not in SAVED_HEADS:
+        raise UserError(
+            f"a run folder cannot hold the head of {type(method).__name__}, a {kind}; let it fold into a linear layer "
+            "(PostHoc.fold), or use longtail.calibrate and keep the model yourself"
+        )
+    identity = write_model(folder / MODEL_FILE, calibrated, {"calibrated_from": run.model_identity})
+    write_calibration(folder, method, known, name, fitted_on, identity)
+    write_scores(folder, scores, identity)
+    origin = CalibrationRecord(name, known.title, kind, str(run.folder), run.model_identity)
+    write_json(folder / RUN_FILE, replace(run.record, calibration=origin).to_dict())
+
+
+def calibrations_of(run: Run) -> list[Path]:
+    """Folders below a run that hold calibrations of its model, the newest first."""
+    found = []
+    for path in run.folder.glob(f"*/{RUN_FILE}"):
+        origin = Run.open(path.parent).calibration
+        if origin and origin.model == run.model_identity:
+            found.append(path.parent)
+    return sorted(found, key=lambda folder: (folder / RUN_FILE).stat().st_mtime_ns, reverse=True)

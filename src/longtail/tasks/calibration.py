@@ -1,0 +1,159 @@
+"""The folder a calibration is written to: what was fitted, the scores before and after, the model or its head.
+
+    OUT/calibration.json             the method, its settings and numbers, what it was fitted on
+    OUT/before-after-SPLIT.json      scores of a held-out split
+    OUT/model.safetensors, run.json  of a run: the calibrated network, a run folder of its own
+    OUT/SPLIT-calibrated.safetensors, head.safetensors   of saved logits: calibrated logits, and the head if it is known
+
+The folder is written beside its place and moved there whole, so its files always belong together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longtail.core.files import write_json
+from longtail.core.formats import FORMAT, format_of
+from longtail.core.records import as_record, read_json
+from longtail.errors import UserError
+from longtail.methods import PostHocMethod
+from longtail.metrics.scores import Metrics, evaluate_chunks, evaluate_logits
+from longtail.outputs.record import Outputs
+from longtail.posthoc.base import AffinePostHoc, PostHoc
+from longtail.runs.folder import MODEL_FILE, RUN_FILE
+
+CALIBRATION_FILE = "calibration.json"
+HEAD_FILE = "head.safetensors"
+CALIBRATED = "-calibrated.safetensors"
+# Everything that commands of ours leave in such a folder; a folder with anything else is not replaced.
+OWN_FILES = (
+    CALIBRATION_FILE,
+    HEAD_FILE,
+    RUN_FILE,
+    MODEL_FILE,
+    f"*{CALIBRATED}",
+    "before-after-*.json",
+    "metrics-*.json",
+    "outputs",
+    "report",
+)
+
+
+@dataclass(frozen=True)
+class FittedOn:
+    """The outputs that a method was fitted on; `seen` if the network was trained on their images."""
+
+    split: str
+    seen: bool
+    views: int
+    samples: int
+    model: str | None
+    digest: str | None
+
+    @classmethod
+    def of(cls, outputs: Outputs) -> FittedOn:
+        seen = outputs.split == "train"
+        return cls(outputs.split, seen, outputs.views, len(outputs), outputs.model, outputs.digest)
+
+
+@dataclass(frozen=True)
+class CalibrationFile:
+    """What readers need of `calibration.json`; the fitted numbers stand beside it under their own names."""
+
+    method: str
+    title: str
+    paper: str
+    settings: dict[str, Any]
+    chosen: dict[str, float]
+    parameters: int | None
+    fitted_on: FittedOn
+    result: dict[str, Any]
+    class_names: list[str]
+    model: str | None
+    """Identity of the calibrated model, None for saved logits."""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Scores of one split before and after."""
+
+    split: str
+    before: Metrics
+    after: Metrics
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"split": self.split, "before": self.before.to_dict(), "after": self.after.to_dict()}
+
+
+def compare_outputs(outputs: Outputs, calibrated: np.ndarray) -> Comparison:
+    """Score outputs as they are and calibrated, (N, K)."""
+    counts = outputs.counts_for_groups
+    stored = (chunk.numpy() for _, chunk in outputs.rows().chunks())
+    before = evaluate_chunks(stored, outputs.labels, counts)
+    return Comparison(outputs.split, before, evaluate_logits(calibrated, outputs.labels, counts))
+
+
+def require_free(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that holds a calibration already, or anything that is not ours to replace."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose another --out")
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    strange = [path.name for path in found if not any(path.match(pattern) for pattern in OWN_FILES)]
+    if strange:
+        raise UserError(f"{folder} holds files that are not part of a calibration ({strange[0]}); choose another --out")
+    if found and not overwrite:
+        raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
+
+
+def write_calibration(
+    folder: Path, method: PostHoc, known: PostHocMethod, name: str, fitted_on: Outputs, model: str | None
+) -> None:
+    """Write what was fitted, for people with another framework too: the numbers and the formula."""
+    described = CalibrationFile(
+        method=name,
+        title=known.title,
+        paper=known.paper,
+        settings=method.get_params(),
+        chosen=method.chosen_,
+        parameters=getattr(method, "n_parameters_", None),
+        fitted_on=FittedOn.of(fitted_on),
+        result=vars(method.result_),
+        class_names=list(fitted_on.class_names),
+        model=model,
+    )
+    fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
+    numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
+    formula = (
+        {"formula": "new_logit[j] = scale_[j] * logit[j] + shift_[j]"} if isinstance(method, AffinePostHoc) else {}
+    )
+    write_json(folder / CALIBRATION_FILE, {**asdict(described), **numbers, **formula})
+
+
+def read_calibration(folder: Path, *, model: str | None = None) -> tuple[CalibrationFile, dict[str, Any]]:
+    """What a calibration's folder says of it, and the fitted numbers; with `model`, only if it is of that model."""
+    path = folder / CALIBRATION_FILE
+    values = read_json(path)
+    if format_of(values, path) == 0:
+        raise UserError(f"{path} was written by an older longtail; calibrate again")
+    described = as_record(CalibrationFile, values, path)
+    if model is not None and described.model != model:
+        raise UserError(f"{path} does not belong to the model beside it; calibrate again with --overwrite")
+    return described, {key: value for key, value in values.items() if key.endswith("_")}
+
+
+def write_scores(folder: Path, scores: list[Comparison], model: str | None) -> None:
+    """Scores before and after, one file per split."""
+    for score in scores:
+        values = {"format": FORMAT, "model": model, **score.to_dict()}
+        write_json(folder / f"before-after-{score.split}.json", values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.ndim <= 1 else f"array of shape {value.shape}, see the weights"
+    return value.item() if isinstance(value, np.generic) else value
