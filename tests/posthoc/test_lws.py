@@ -41,7 +41,7 @@ def test_the_optimum_is_that_of_class_balanced_cross_entropy():
 
     def loss(scale):
         losses = F.cross_entropy(torch.from_numpy(logits * scale), torch.from_numpy(y), reduction="none").numpy()
-        return np.mean([losses[y == c].mean() for c in range(3)]) + 0.5 * 0.01 * scale @ scale
+        return np.mean([losses[y == c].mean() for c in range(3)]) + 0.5 * 0.01 * (10 / 3) * scale @ scale
 
     best = minimize(loss, np.ones(3), options={"gtol": 1e-9})
     method = LWS(ridge=0.01, tolerance=1e-7).fit(logits, y)

@@ -48,7 +48,7 @@ def test_temperature_of_calibrated_logits_is_one():
 
 def test_vector_scaling_is_the_minimum_and_marc_without_weights():
     def loss(x):
-        return cross_entropy(LOGITS * x[:3] + x[3:]) + 0.5 * 1e-3 * np.square(x - [1, 1, 1, 0, 0, 0]).sum()
+        return cross_entropy(LOGITS * x[:3] + x[3:]) + 0.5 * 1e-3 * (10 / 3) * np.square(x - [1, 1, 1, 0, 0, 0]).sum()
 
     best = minimize(loss, np.repeat([1.0, 0.0], 3), options={"gtol": 1e-8})
     method = VectorScaling(ridge=1e-3, tolerance=1e-7).fit(LOGITS, Y)

@@ -21,6 +21,18 @@ from longtail.posthoc.solver import Problem
 SMALL_PROBLEM = 1 << 22  # logits
 
 
+REFERENCE_CLASSES = 10
+
+
+def ridge_per_number(ridge: float, num_classes: int) -> float:
+    """What a ridge stated for ten classes is for each number at K classes, whose share of the loss is about 1 / K.
+
+    >>> ridge_per_number(5e-4, 10), ridge_per_number(5e-4, 1000)
+    (0.0005, 5e-06)
+    """
+    return ridge * REFERENCE_CLASSES / num_classes
+
+
 class AffineProblem(Problem):
     """The problem above; processes of `world` each sum over their share of the rows.
 

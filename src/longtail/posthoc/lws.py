@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.posthoc.affine import AffineProblem
+from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.settings import check_exact
@@ -30,7 +30,7 @@ class LWS(AffinePostHoc):
     """Learnable weight scaling.
 
     Args:
-        ridge: weight decay of the scales, towards 0.
+        ridge: weight decay of the scales, towards 0, at ten classes; multiplied by 10 / K, as MARC's is.
         tolerance: largest entry of the gradient at the end, relative to the start.
         max_iter: passes over the data.
 
@@ -51,7 +51,7 @@ class LWS(AffinePostHoc):
             data.labels,
             balanced_weights(data.labels, data.num_classes),
             torch.ones(data.num_classes),
-            ridge=self.ridge,
+            ridge=ridge_per_number(self.ridge, data.num_classes),
             centre=np.zeros(2 * data.num_classes),
             shifts=False,
             world=data.world,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from longtail.errors import choose
 from longtail.outputs.record import Outputs
-from longtail.posthoc.affine import AffineProblem
+from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, require_validation
@@ -50,7 +50,9 @@ class MARC(AffinePostHoc):
         gamma: strength of the class weights; 0 for none, "auto" to choose it by balanced accuracy on the
             held-out outputs given as `validation`.
         solver: "exact" solves the convex problem to its optimum; "sgd" is the paper's stage two.
-        ridge: weight decay of omega and beta.
+        ridge: weight decay of omega and beta at ten classes. The exact solver multiplies it by 10 / K: a class has
+            about 1 / K of the loss, so it weighs as much beside it whatever the number of classes. "sgd" takes
+            it as the optimiser's weight decay, as the paper does.
         ridge_centre: where it pulls to: "zero" as the paper's weight decay does, or "identity"
             (omega 1, beta 0).
         tolerance: exact: largest entry of the gradient at the end, relative to the start.
@@ -159,7 +161,7 @@ class MARC(AffinePostHoc):
             data.labels,
             weights[data.labels] / len(data.labels),
             torch.from_numpy(data.weight_norms),
-            ridge=self.ridge,
+            ridge=ridge_per_number(self.ridge, data.num_classes),
             centre=self._centre(data),
             world=data.world,
         )

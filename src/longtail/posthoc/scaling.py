@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from longtail.errors import number
-from longtail.posthoc.affine import AffineProblem
+from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc, FitResult, PostHoc
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.settings import check_exact, check_minimiser
@@ -40,7 +40,7 @@ def _unweighted(data: FitData, ridge: float) -> AffineProblem:
         data.labels,
         torch.full((size,), 1 / size, dtype=torch.float64),
         torch.ones(data.num_classes),
-        ridge=ridge,
+        ridge=ridge_per_number(ridge, data.num_classes),
         centre=np.repeat([1.0, 0.0], data.num_classes),
         world=data.world,
     )
@@ -93,7 +93,7 @@ class VectorScaling(AffinePostHoc):
     """One scale and one shift per class.
 
     Args:
-        ridge: pull towards the identity; a little fixes the direction that is free.
+        ridge: pull towards the identity at ten classes, multiplied by 10 / K; a little fixes the free direction.
         tolerance: largest entry of the gradient at the end, relative to the start.
         max_iter: passes over the data.
 

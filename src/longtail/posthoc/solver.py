@@ -100,7 +100,7 @@ def minimise(
     if not search.gradient <= goal:  # nor if it is NaN
         warnings.warn(
             f"not solved: after {search.evaluations} passes the largest entry of the gradient is {relative:.1e} "
-            f"of its first value, {tolerance:.0e} was asked for; allow more passes or use a stronger ridge",
+            f"of its first value, {tolerance:.0e} was asked for; increase max_iter or ridge",
             ConvergenceWarning,
             stacklevel=2,
         )
