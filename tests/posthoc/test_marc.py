@@ -419,7 +419,7 @@ def test_wrong_number_of_columns_is_named():
 
 def test_a_solver_that_does_not_converge_says_so():
     logits, y, _, _ = problem_data()
-    with pytest.warns(ConvergenceWarning, match="not solved: after 3 passes .* allow more passes"):
+    with pytest.warns(ConvergenceWarning, match="not solved: after 3 passes .* increase max_iter"):
         marc = MARC(max_iter=3).fit(logits, y)
     assert not marc.result_.converged
 
