@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import longtail
 from longtail.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,4 +66,6 @@ def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
-    assert "longtail.posthoc.marc.MARC" in reference
+    for name in longtail.__all__:
+        if f"::: longtail.{name}\n" in (ROOT / "docs" / "api.md").read_text(encoding="utf-8"):
+            assert f'id="longtail.{name}"' in reference, name

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
     from longtail.tasks.calibrate import calibrate
-    from longtail.tasks.class_distribution import profile
+    from longtail.tasks.class_distribution import distribution
+    from longtail.tasks.class_distribution import distribution as profile
     from longtail.tasks.compare import compare
     from longtail.tasks.diagnose import diagnose
     from longtail.training.loop import train
@@ -57,6 +58,7 @@ else:
         "calibrate": "tasks.calibrate",
         "compare": "tasks.compare",
         "diagnose": "tasks.diagnose",
+        "distribution": "tasks.class_distribution",
         "evaluate_logits": "metrics.scores",
         "evaluate_predictions": "metrics.scores",
         "export": "exports",
@@ -64,14 +66,15 @@ else:
         "find_head": "networks.head",
         "margins": "metrics.margins",
         "open_splits": "data.open",
-        "profile": "tasks.class_distribution",
         "train": "training.loop",
     }
+    _EARLIER_NAMES = {"profile": "distribution"}
     _ROOMS = ("backbones", "data", "losses", "metrics", "networks", "posthoc", "sklearn")
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module
 
+        name = _EARLIER_NAMES.get(name, name)
         if name in _ROOMS:
             return import_module(f"longtail.{name}")
         if name not in _HOMES:
@@ -103,6 +106,7 @@ __all__ = [
     "compare",
     "data",
     "diagnose",
+    "distribution",
     "evaluate_logits",
     "evaluate_predictions",
     "export",

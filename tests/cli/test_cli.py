@@ -160,3 +160,9 @@ def test_unknown_setting_in_toml_is_named(capsys, tmp_path):
     code, _, error = run(capsys, "train", "digits-lt", "--config", str(tmp_path / "my.toml"), "--out", "x")
     assert code == 2
     assert "is not valid TOML" in error
+
+
+def test_earlier_names_of_commands_still_work(capsys):
+    shown = [run(capsys, name, "digits-lt", "--json") for name in ("profile", "distribution")]
+    assert shown[0] == shown[1]
+    assert shown[0][0] == 0

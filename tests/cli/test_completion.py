@@ -51,7 +51,7 @@ def test_options_of_the_command(complete):
 
 
 def test_recipes_stand_first(complete):
-    for command in ("train", "compare", "profile"):
+    for command in ("train", "compare", "distribution"):
         assert complete(f"longtail {command} ") == list(RECIPES)
     assert complete("longtail train --out ") == []  # files
 

@@ -15,7 +15,7 @@ from longtail.data.open import open_splits
 
 # Command → words that succeed, in a folder with a finished run called `run`.
 GOOD = {
-    "profile": ["digits-lt"],
+    "distribution": ["digits-lt"],
     "train": ["digits-lt", "--iterations", "2", "--device", "cpu", "--out", "new"],
     "extract": ["run", "--split", "validation", "--device", "cpu", "--out", "outputs.safetensors"],
     "calibrate": ["run", "--device", "cpu"],
@@ -32,7 +32,7 @@ GOOD = {
 }
 # Command → words that a user can mend, and what is said.
 BAD = {
-    "profile": (["nowhere"], "'nowhere' is no file, no folder and no recipe"),
+    "distribution": (["nowhere"], "'nowhere' is no file, no folder and no recipe"),
     "train": (["digits-lt"], "missing from longtail train: --out PATH"),
     "extract": (["run", "--split", "holdout"], "invalid choice 'holdout'"),
     "calibrate": (["run", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
@@ -68,7 +68,7 @@ def test_json_is_one_document_and_nothing_else(name, folder, capsys):
     assert captured.err == ""
 
 
-@pytest.mark.parametrize("name", ["profile", "train", "extract", "calibrate", "export", "methods", "evaluate"])
+@pytest.mark.parametrize("name", ["distribution", "train", "extract", "calibrate", "export", "methods", "evaluate"])
 def test_quiet_prints_nothing(name, folder, capsys):
     assert main([name, *GOOD[name], "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -130,7 +130,7 @@ def test_colours_are_there_otherwise(monkeypatch):
 
 def test_data_sets_are_looked_for_in_the_cache_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "elsewhere"))
-    assert main(["profile", "cifar10-lt-100"]) == 2
+    assert main(["distribution", "cifar10-lt-100"]) == 2
     assert f"not found in {tmp_path / 'elsewhere'}" in capsys.readouterr().err
     for label in ("ant", "bee"):
         (tmp_path / "elsewhere" / "train" / label).mkdir(parents=True)

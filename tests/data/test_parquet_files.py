@@ -71,8 +71,8 @@ def test_a_folder_as_the_hub_has_it(birds):
 
 
 def test_labels_need_no_copy_of_the_images(birds, tmp_path):
-    assert longtail.profile(birds).class_counts.tolist() == [5, 2, 1]
-    assert longtail.profile(birds / "train-00001-of-00002.parquet").class_counts.tolist() == [1, 1, 1]
+    assert longtail.distribution(birds).class_counts.tolist() == [5, 2, 1]
+    assert longtail.distribution(birds / "train-00001-of-00002.parquet").class_counts.tolist() == [1, 1, 1]
     assert not (tmp_path / "cache").exists()
 
 
@@ -88,7 +88,7 @@ def test_subsets_and_worker_processes_give_the_same_pixels(birds):
 def test_files_below_data_and_other_columns(birds, tmp_path):
     (tmp_path / "repository").mkdir()
     shutil.copytree(birds, tmp_path / "repository" / "data")
-    assert longtail.profile(tmp_path / "repository").total == 8
+    assert longtail.distribution(tmp_path / "repository").total == 8
     table = pa.table({"img": [encoded(0, "JPEG")], "fine_label": ["ant"], "other": [1.0]})
     pq.write_table(table, tmp_path / "one.parquet")
     images = read_parquet([tmp_path / "one.parquet"])
@@ -155,7 +155,7 @@ def test_missing_and_damaged_files_are_named(birds, tmp_path):
 
 def test_without_pyarrow_one_line_says_what_to_install(birds, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["profile", str(birds)]) == 2
+    assert main(["distribution", str(birds)]) == 2
     assert capsys.readouterr().err == "longtail: Parquet files need pyarrow: pip install 'longtail[parquet]'\n"
 
 

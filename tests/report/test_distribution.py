@@ -7,15 +7,15 @@ from rich.console import Console
 
 from longtail.report.distribution import write_plot
 from longtail.report.terminal import distribution_table
-from longtail.tasks.class_distribution import Profile
+from longtail.tasks.class_distribution import ClassDistribution
 
 
-def of_counts(counts: list[int]) -> Profile:
+def of_counts(counts: list[int]) -> ClassDistribution:
     names = tuple(f"[class] {label}" for label in range(len(counts)))
-    return Profile("birds", names, np.array(counts), {"train": sum(counts)})
+    return ClassDistribution("birds", names, np.array(counts), {"train": sum(counts)})
 
 
-def text_of(profile: Profile) -> str:
+def text_of(profile: ClassDistribution) -> str:
     console = Console(width=100, force_terminal=False)
     with console.capture() as capture:
         console.print(distribution_table(profile))
@@ -53,5 +53,5 @@ def test_the_plot_is_a_picture_and_the_same_every_time(counts, tmp_path: Path):
 
 def test_the_plot_takes_any_name(tmp_path: Path):
     names = (r"$\frac{$", "$x$ and $y$", "a name of fifty-seven letters, which no axis of a figure holds")
-    profile = Profile("$birds$", names, np.array([50, 10, 3]), {"train": 63})
+    profile = ClassDistribution("$birds$", names, np.array([50, 10, 3]), {"train": 63})
     assert write_plot(profile, tmp_path / "plot.png").stat().st_size > 3000

@@ -21,7 +21,7 @@ def photos(tmp_path):
 
 
 def test_a_recipe_shows_what_training_sees(digits_run, capsys):
-    assert main(["profile", "digits-lt", "--json"]) == 0
+    assert main(["distribution", "digits-lt", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     run = longtail.Run.open(digits_run)
     assert [row["images"] for row in shown["classes"]] == run.class_counts.tolist()
@@ -36,7 +36,7 @@ def test_a_recipe_shows_what_training_sees(digits_run, capsys):
 
 
 def test_a_folder_of_classes_as_it_is(photos, capsys):
-    assert main(["profile", str(photos), "--plot", str(photos.parent / "classes.png")]) == 0
+    assert main(["distribution", str(photos), "--plot", str(photos.parent / "classes.png")]) == 0
     out = capsys.readouterr().out
     assert out.index("cat") < out.index("ant") < out.index("bee")
     assert (photos.parent / "classes.png").is_file()
@@ -45,12 +45,12 @@ def test_a_folder_of_classes_as_it_is(photos, capsys):
 def test_a_folder_with_splits(photos, tmp_path):
     (tmp_path / "set").mkdir()
     photos.rename(tmp_path / "set" / "train")
-    assert longtail.profile(tmp_path / "set").class_counts.tolist() == [3, 1, 6]
+    assert longtail.distribution(tmp_path / "set").class_counts.tolist() == [3, 1, 6]
 
 
 def test_a_list_needs_no_images_and_may_have_gaps(tmp_path):
     (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg 2\nc.jpg 2\n")
-    found = longtail.profile(tmp_path / "list.txt")
+    found = longtail.distribution(tmp_path / "list.txt")
     assert found.class_counts.tolist() == [1, 0, 2]
     assert found.imbalance is None
     assert found.order.tolist() == [2, 0, 1]
@@ -58,9 +58,9 @@ def test_a_list_needs_no_images_and_may_have_gaps(tmp_path):
 
 def test_an_unknown_name_is_told_what_there_is(tmp_path):
     with pytest.raises(UserError, match=r"'digits-tl' is no file, no folder and no recipe .did you mean 'digits-lt'"):
-        longtail.profile("digits-tl")
+        longtail.distribution("digits-tl")
     with pytest.raises(UserError, match="has no folder per class"):
-        longtail.profile(tmp_path)
+        longtail.distribution(tmp_path)
 
 
 def test_gini_is_the_mean_difference_over_twice_the_mean():

@@ -13,7 +13,7 @@ from longtail.data.sources import SOURCES
 from longtail.recipes import RECIPES
 
 # Commands whose first word may be a recipe.
-OF_RECIPES = ("train", "compare", "profile")
+OF_RECIPES = ("train", "compare", "distribution")
 # Read before the options of these commands are parsed.
 CONFIG = Word("--config", takes_value=True, is_path=True)
 

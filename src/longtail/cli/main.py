@@ -20,7 +20,7 @@ from longtail.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USER_ERROR, Repor
 
 # Command → what it does, in one line. `longtail.cli.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
-    "profile": "show the class distribution of a data set before any training",
+    "distribution": "show the class distribution of a data set before any training",
     "train": "train a classifier on long-tailed images (stage one)",
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",
@@ -32,6 +32,9 @@ COMMANDS = {
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
     "completion": "print a script that completes commands, options and names in your shell",
 }
+
+# Earlier names of commands.
+ALIASES = {"profile": "distribution"}
 
 # Commands whose work several processes share.
 TOGETHER = ("train", "extract", "calibrate", "evaluate")
@@ -76,7 +79,7 @@ def _dispatch(words: list[str]) -> int:
         if is_main_process():
             print(f"longtail {__version__}")
         return 0
-    name = choose("command", words[0], COMMANDS)
+    name = choose("command", ALIASES.get(words[0], words[0]), COMMANDS)
     if name not in TOGETHER and number_of("WORLD_SIZE", 1) > 1:
         raise UserError(f"longtail {name} is one process; under torchrun run one of: {', '.join(TOGETHER)}")
     module = importlib.import_module(f"longtail.cli.commands.{name}")

@@ -8,16 +8,16 @@ import numpy as np
 
 from longtail.core.files import replacing
 from longtail.metrics.table import SHOTS
-from longtail.tasks.class_distribution import Profile
+from longtail.tasks.class_distribution import ClassDistribution
 
 
-def imbalance_text(profile: Profile) -> str:
+def imbalance_text(found: ClassDistribution) -> str:
     """The imbalance factor, or how many classes have no image."""
-    empty = int((profile.class_counts == 0).sum())
-    return f"imbalance factor {profile.imbalance:.1f}" if profile.imbalance else f"{empty:,} classes without an image"
+    empty = int((found.class_counts == 0).sum())
+    return f"imbalance factor {found.imbalance:.1f}" if found.imbalance else f"{empty:,} classes without an image"
 
 
-def write_plot(profile: Profile, path: Path) -> Path:
+def write_plot(found: ClassDistribution, path: Path) -> Path:
     """Images per class as a PNG file: bars with names where they fit, else a curve over the rank."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -25,8 +25,8 @@ def write_plot(profile: Profile, path: Path) -> Path:
     from longtail.report.style import AFTER, BEFORE, OTHER, drawing, plain, short, slant
 
     colours = dict(zip(SHOTS, (OTHER, BEFORE, AFTER), strict=True))
-    order, shots = profile.order, np.array(profile.shots)[profile.order]
-    counts, places = profile.class_counts[order], np.arange(1, len(order) + 1)
+    order, shots = found.order, np.array(found.shots)[found.order]
+    counts, places = found.class_counts[order], np.arange(1, len(order) + 1)
     with drawing(), replacing(path) as temporary:
         figure = Figure(figsize=(7, 3.6), layout="constrained")
         FigureCanvasAgg(figure)
@@ -41,9 +41,9 @@ def write_plot(profile: Profile, path: Path) -> Path:
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.8)
         axes.set_ylabel("training images")
-        axes.set_title(f"{plain(Path(profile.name).name)}: {imbalance_text(profile)}, Gini {profile.gini:.2f}")
+        axes.set_title(f"{plain(Path(found.name).name)}: {imbalance_text(found)}, Gini {found.gini:.2f}")
         if len(order) <= 30:
-            names = [short(profile.class_names[label]) for label in order]
+            names = [short(found.class_names[label]) for label in order]
             axes.set_xticks(places, names, **slant(names, 60))
         else:
             axes.set_xlabel("class, head to tail")

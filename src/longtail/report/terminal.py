@@ -12,7 +12,7 @@ from longtail.metrics.intervals import Interval
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import MAIN_SCORES, SCORES, SHOTS
 from longtail.report.distribution import imbalance_text
-from longtail.tasks.class_distribution import Profile
+from longtail.tasks.class_distribution import ClassDistribution
 from longtail.tasks.tables import Row, ranks, show_difference, show_interval
 
 SHOWN_CLASSES = 20
@@ -86,38 +86,38 @@ def bar(value: float, largest: float, width: int = BAR_WIDTH) -> str:
     return "█" * whole + EIGHTHS[rest].strip()
 
 
-def distribution_table(profile: Profile) -> RenderableType:
+def distribution_table(found: ClassDistribution) -> RenderableType:
     """Everything: the classes (the ends only, if they are many), a chart, the groups, the measures."""
-    many_classes = len(profile.class_counts) > SHOWN_CLASSES
-    parts = [_sizes_table(profile, ends=many_classes)]
+    many_classes = len(found.class_counts) > SHOWN_CLASSES
+    parts = [_sizes_table(found, ends=many_classes)]
     if many_classes:
-        parts.append(_chart(profile))
-    return Group(*parts, _group_table(profile), _measures(profile))
+        parts.append(_chart(found))
+    return Group(*parts, _group_table(found), _measures(found))
 
 
-def _sizes_table(profile: Profile, *, ends: bool) -> Table:
-    table = Table(title=f"{profile.name}: classes, head to tail")
+def _sizes_table(found: ClassDistribution, *, ends: bool) -> Table:
+    table = Table(title=f"{found.name}: classes, head to tail")
     table.add_column("class", overflow="ellipsis", no_wrap=True, max_width=40)
     for name in ("images", "share", "group"):
         table.add_column(name, justify="right", no_wrap=True)
     if not ends:
         table.add_column("", no_wrap=True)
-    order, counts, shots = profile.order.tolist(), profile.class_counts, profile.shots
+    order, counts, shots = found.order.tolist(), found.class_counts, found.shots
     half = SHOWN_CLASSES // 2
     for label in [*order[:half], None, *order[-half:]] if ends else order:
         if label is None:
             table.add_row(f"… {len(order) - 2 * half:,} more", "…", "…", "…")
             continue
-        row = [escape(profile.class_names[label]), f"{counts[label]:,}", _share(counts[label], profile.total)]
+        row = [escape(found.class_names[label]), f"{counts[label]:,}", _share(counts[label], found.total)]
         table.add_row(*row, shots[label], *([] if ends else [bar(counts[label], counts.max())]))
     table.add_section()
-    table.add_row("total", f"{profile.total:,}", "100 %", "")
+    table.add_row("total", f"{found.total:,}", "100 %", "")
     return table
 
 
-def _chart(profile: Profile) -> Table:
+def _chart(found: ClassDistribution) -> Table:
     """Mean images per class over equal parts of the classes, head to tail."""
-    parts = np.array_split(profile.class_counts[profile.order], min(CHART_BARS, len(profile.class_counts)))
+    parts = np.array_split(found.class_counts[found.order], min(CHART_BARS, len(found.class_counts)))
     means = [float(part.mean()) for part in parts]
     table = Table("", title=f"mean images per class, in {len(parts)} parts from head to tail", box=None)
     table.add_column("classes", justify="right")
@@ -131,24 +131,24 @@ def _chart(profile: Profile) -> Table:
     return table
 
 
-def _group_table(profile: Profile) -> Table:
+def _group_table(found: ClassDistribution) -> Table:
     table = Table("group", title="groups")
     for name in ("training images", "classes", "images", "share"):
         table.add_column(name, justify="right")
     limits = (f"more than {MANY}", f"{FEW} to {MANY}", f"fewer than {FEW}")
     for name, limit in zip(SHOTS, limits, strict=True):
-        classes, images = profile.group(name)
-        table.add_row(name, limit, f"{classes:,}", f"{images:,}", _share(images, profile.total))
+        classes, images = found.group(name)
+        table.add_row(name, limit, f"{classes:,}", f"{images:,}", _share(images, found.total))
     return table
 
 
-def _measures(profile: Profile) -> str:
-    counts = profile.class_counts
-    sizes = ", ".join(f"{size:,} {split}" for split, size in profile.images.items())
+def _measures(found: ClassDistribution) -> str:
+    counts = found.class_counts
+    sizes = ", ".join(f"{size:,} {split}" for split, size in found.images.items())
     return (
         f"{len(counts):,} classes; images: {sizes}\n"
         f"largest class {counts.max():,}, median {np.median(counts):g}, smallest {counts.min():,}\n"
-        f"{imbalance_text(profile)}; Gini coefficient {profile.gini:.2f}"
+        f"{imbalance_text(found)}; Gini coefficient {found.gini:.2f}"
     )
 
 

@@ -15,7 +15,7 @@ from longtail.metrics.table import SHOTS
 
 
 @dataclass(frozen=True)
-class Profile:
+class ClassDistribution:
     """Training images per class.
 
     Args:
@@ -87,15 +87,15 @@ class Profile:
         }
 
 
-def profile(data: str | Path, root: str | None = None) -> Profile:
+def distribution(data: str | Path, root: str | None = None) -> ClassDistribution:
     """The class distribution of a recipe's data, an image folder or a file that lists images.
 
-    >>> profile("digits-lt").class_counts.tolist()
+    >>> distribution("digits-lt").class_counts.tolist()
     [103, 70, 48, 32, 23, 15, 10, 7, 4, 2]
     """
     splits = open_splits(find_data(str(data), root), need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
-    return Profile(str(data), splits.train.class_names, splits.train.class_counts.numpy(), sizes)
+    return ClassDistribution(str(data), splits.train.class_names, splits.train.class_counts.numpy(), sizes)
 
 
 def gini(counts: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""`longtail profile`: how long is the tail?"""
+"""`longtail distribution`: how long is the tail?"""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ file of paths and labels, or Parquet files with images and labels (one, or a fol
 Of a recipe the numbers are those that training sees: its tail cut, validation images held out.
 
 Examples:
-  longtail profile digits-lt
-  longtail profile cifar10-lt-100 --root data --plot classes.png
-  longtail profile photos --json
+  longtail distribution digits-lt
+  longtail distribution cifar10-lt-100 --root data --plot classes.png
+  longtail distribution photos --json
 """
 
 
 @dataclass(frozen=True)
-class ProfileOptions(Output):
+class Distribution(Output):
     """What to look at."""
 
     data: Annotated[str, tyro.conf.Positional]
@@ -38,12 +38,12 @@ class ProfileOptions(Output):
 
 
 def main(arguments: list[str]) -> int:
-    options = parse(ProfileOptions, arguments, "profile", HELP)
+    options = parse(Distribution, arguments, "distribution", HELP)
     from longtail.report.distribution import write_plot
     from longtail.report.terminal import distribution_table
-    from longtail.tasks.class_distribution import profile
+    from longtail.tasks.class_distribution import distribution
 
-    found = profile(options.data, options.root)
+    found = distribution(options.data, options.root)
     display = options.display()
     display.table(distribution_table(found))
     if options.plot:
