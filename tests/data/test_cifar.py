@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from longtail.config import DataConfig
-from longtail.data.cifar import load_plain_pickle, read_cifar
+from longtail.data.cifar import read_cifar
 from longtail.data.open import open_splits
+from longtail.data.plain_pickle import load_plain_pickle
 from longtail.errors import UserError
 
 

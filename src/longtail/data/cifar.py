@@ -1,14 +1,12 @@
 """CIFAR-10 and CIFAR-100 from the two layouts people have on disk.
 
-The python layout is pickle, which can run any code when it is read: it is opened with an
-unpickler that admits numpy arrays and plain values and nothing else.
+The python layout is pickle, which can run any code when it is read: `plain_pickle` reads it without.
 
 Data: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from longtail.core.reading import read_text, reading, require_file
 from longtail.data.images import MemoryImages
+from longtail.data.plain_pickle import load_plain_pickle
 from longtail.errors import UserError
 
 ROW = 3 * 32 * 32
@@ -109,28 +109,34 @@ def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     if not path.is_file():
         raise UserError(f"{path} is missing")
     if layout.binary:
-        raw = np.fromfile(path, dtype=np.uint8)
-        width = layout.label_bytes + ROW
-        if len(raw) == 0 or len(raw) % width:
-            raise UserError(f"{path} is cut short: {len(raw)} bytes are not a multiple of {width}")
-        rows = raw.reshape(-1, width)
+        size, width = require_file(path), layout.label_bytes + ROW
+        if size == 0 or size % width or size > 50_000 * width:
+            raise UserError(f"{path} is cut short or altered: {size} bytes are not {width} for each image")
+        with reading(path, "a CIFAR file"):
+            rows = np.fromfile(path, dtype=np.uint8).reshape(-1, width)
         return rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1]
     content = _entries(load_plain_pickle(path))
     pixels, labels = content.get("data"), content.get(layout.label_key)
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (ROW,)):
         raise UserError(f"{path} is not a CIFAR batch: 'data' should be uint8 of shape (N, {ROW})")
-    if not isinstance(labels, list) or len(labels) != len(pixels):
+    if not isinstance(labels, list) or len(labels) != len(pixels) or not all(map(_is_label, labels)):
         raise UserError(f"{path} is not a CIFAR batch: {layout.label_key!r} should list {len(pixels)} labels")
-    return pixels, np.array(labels)
+    return pixels, np.array(labels, dtype=np.uint8)
+
+
+def _is_label(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 256
 
 
 def _read_names(cifar: Cifar, folder: Path, layout: Layout) -> tuple[str, ...]:
     path = folder / layout.names
     if layout.binary:
-        names = tuple(path.read_text().split())
+        names = tuple(read_text(path, "a list of class names").split())
     else:
-        raw = _entries(load_plain_pickle(path)).get(layout.names_key, [])
-        names = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in raw)
+        raw = _entries(load_plain_pickle(path)).get(layout.names_key)
+        if not isinstance(raw, list) or not all(isinstance(name, str | bytes) for name in raw):
+            raise UserError(f"{path} is not a CIFAR file: {layout.names_key!r} should list the class names")
+        names = tuple(_text(name) for name in raw)
     if len(names) != cifar.classes:
         raise UserError(f"{path} names {len(names)} classes where {cifar.classes} are expected")
     return names
@@ -140,38 +146,8 @@ def _entries(content: Any) -> dict[str, Any]:
     """A dictionary with text keys: Python 2 wrote byte strings."""
     if not isinstance(content, dict):
         return {}
-    return {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
+    return {_text(key): value for key, value in content.items()}
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Admits numpy arrays and plain values; whatever else a pickle asks for is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _empty_array
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1_bytes
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
-    """What numpy's pickles start from; shape and type are filled in afterwards."""
-    if kind is not np.ndarray:
-        raise pickle.UnpicklingError(f"it builds a {kind} as an array")
-    return np.ndarray(shape, np.uint8)
-
-
-def _latin1_bytes(text: str, codec: str) -> bytes:
-    """How Python 3 writes the bytes of an array for older protocols."""
-    return text.encode("latin-1")
-
-
-def load_plain_pickle(path: Path) -> Any:
-    """Read a pickle of arrays and plain values without running anything it names."""
-    try:
-        with path.open("rb") as file:
-            return _PlainUnpickler(file, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is not a CIFAR file, or is cut short or altered: {error}") from error
+def _text(word: str | bytes) -> str:
+    return word.decode("utf-8", "replace") if isinstance(word, bytes) else word

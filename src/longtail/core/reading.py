@@ -1,0 +1,70 @@
+"""Reading files that may come from anybody: size is bounded before memory is taken, every failure is one line.
+
+A reader does its work inside `reading(path, kind)`. Whatever goes wrong there, in our code or in a library, becomes a
+`UserError` that names the file: the ways in which a damaged or hostile file can fail cannot be listed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from longtail.errors import UserError
+
+MOST_TEXT = 1 << 30  # bytes of a text file: ten million lines of a list, and more
+MOST_REASON = 160  # letters of what a library says about a file
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn any failure of the block into one error: "PATH is not KIND: reason", or what the system says."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist") from error
+    except MemoryError as error:
+        raise UserError(f"{path} is not {kind}, or needs more memory than there is") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise UserError(f"{path} cannot be read: {os.strerror(error.errno)}") from error
+        raise UserError(f"{path} is not {kind}: {reason(error)}") from error
+    except Exception as error:
+        raise UserError(f"{path} is not {kind}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in one short line."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= MOST_REASON else said[:MOST_REASON] + "…"
+
+
+def require_file(path: Path) -> int:
+    """The size of a regular file; a folder, a pipe or a device is an error: opening a pipe would wait for ever."""
+    with reading(path, "a file"):
+        found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path} is not a file")
+    return found.st_size
+
+
+def read_bytes(path: Path, kind: str, *, most: int) -> bytes:
+    """The content of a file of at most so many bytes."""
+    size = require_file(path)
+    if size > most:
+        raise UserError(f"{path} is too large to be {kind}: {size:,} bytes, at most {most:,} are read")
+    with reading(path, kind), path.open("rb") as file:
+        return file.read(most)
+
+
+def read_text(path: Path, kind: str, *, most: int = MOST_TEXT) -> str:
+    """The content of a text file in UTF-8, with or without a byte order mark."""
+    content = read_bytes(path, kind, most=most)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not {kind} in UTF-8 (byte {error.start:,}); save it as UTF-8") from error
