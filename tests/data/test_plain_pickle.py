@@ -38,8 +38,8 @@ def array(shape, content, kind="u1", type_state=PLAIN_STATE):
 
 
 # Strings of bytes taken for pointers to objects: reading one of them ends the process.
-POINTERS = array((10,), b"A" * 80, "O8", (3, "|", None, None, None, 8, 8, 63))
-FIELDS = array((2,), b"A" * 16, "V8", (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 27))
+POINTERS = array((10,), b"A" * 80, "O8", (3, "|", None, None, None, 8, 8, 0))
+FIELDS = array((2,), b"A" * 16, "V8", (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0))
 
 HOSTILE = {
     "pointers": POINTERS,
