@@ -121,8 +121,8 @@ def test_outputs_stream_to_a_file_and_are_mapped(tmp_path):
     path = tmp_path / "new" / "outputs.safetensors"
     mapped = longtail.extract(model, loader, path, device="cpu")
     kept = longtail.extract(model, loader, device="cpu")
-    assert isinstance(mapped.logits, np.memmap)
-    assert isinstance(mapped.features, np.memmap)
+    assert isinstance(mapped.logits[:], np.memmap)
+    assert isinstance(mapped.features[:], np.memmap)
     for name in ("features", "logits", "labels", "indices", "class_counts", "head_weight", "head_bias"):
         np.testing.assert_array_equal(getattr(mapped, name), getattr(kept, name))
     assert Outputs.open(path, model=fingerprint(model)).model == kept.model
@@ -291,7 +291,7 @@ def test_an_interrupted_extraction_leaves_nothing(digits_copy, monkeypatch):
     monkeypatch.setattr("longtail.extraction.run.run_batch", broken)
     with pytest.raises(KeyboardInterrupt):
         Extractor(run).outputs("test")
-    assert [path.suffix for path in (digits_copy / "outputs").iterdir()] == [".lock"]
+    assert list((digits_copy / "outputs").iterdir()) == []
 
 
 def test_outputs_on_the_images_of_another_run_are_not_mistaken_for_each_other(digits_copy):

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.core.mapped import MappedArray
+
 
 def single_at_least(values: Tensor) -> Tensor:
     """Half precision becomes single; single and double stay."""
@@ -23,8 +25,8 @@ def plain(tensor: Tensor) -> Tensor:
 
 def as_array(values: Any) -> np.ndarray:
     """Tensors and lists as arrays; arrays stay what they are, on disk or in memory."""
-    if isinstance(values, np.ndarray):
-        return values
+    if isinstance(values, np.ndarray | MappedArray):
+        return values  # type: ignore[return-value]  # it is read when it is indexed
     return plain(values).numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 

@@ -1,54 +1,145 @@
-"""Writing files so that a reader sees the old content or the new one, never half of it."""
+"""Writing files and folders so that a reader sees the old content or the new one, never half of it."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from filelock import FileLock
+from longtail.core.exchange import exchange
+from longtail.core.locks import locked
+from longtail.errors import UserError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes `path`: what the system refuses there is one error that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise UserError(f"cannot write {path}: {error}") from error
+        named = str(error.filename or path)
+        where = "" if named == str(path) or ".part" in named else f"{named}: "
+        raise UserError(f"cannot write {path}: {where}{os.strerror(error.errno)}{_space(path, error)}") from error
+
+
+def _space(path: Path, error: OSError) -> str:
+    if error.errno not in NO_SPACE:
+        return ""
+    with suppress(OSError):
+        return f"; {shutil.disk_usage(path.parent).free:,} bytes are free there: make room and run the command again"
+    return "; make room and run the command again"
+
+
+def reserve(file: IO[bytes], size: int, path: Path) -> None:
+    """Take the space of a file before it is written: a mapped file on a full disk would end the process."""
+    try:
+        if hasattr(os, "posix_fallocate") and size:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise UserError(f"{path} needs {size:,} bytes: {os.strerror(error.errno)}{_space(path, error)}") from error
+        if error.errno not in CANNOT_RESERVE:
+            raise
+    file.truncate(size)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; move it into place only if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `path`; it takes the place of `path` only if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".part", dir=path.parent) as outer:
-        temporary, before = Path(outer) / "new", Path(outer) / "old"
-        temporary.mkdir()
-        yield temporary
-        if path.exists():
-            path.rename(before)
-        temporary.rename(path)
+    """Give a temporary folder beside `path`; it takes the place of `path` only if the block succeeds.
+
+    One process at a time writes a folder; what others that were killed have left is removed first.
+    """
+    path = path.resolve()
+    with writing(path), locked(path):
+        _restore(path)
+        remove_unfinished(path)
+        outer = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        try:
+            temporary = outer / "new"
+            temporary.mkdir()
+            yield temporary
+            _sync(temporary)
+            _put(temporary, path, outer / "old")
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(outer, ignore_errors=True)
+
+
+def _put(new: Path, path: Path, old: Path) -> None:
+    if path.exists() and exchange(new, path):
+        return
+    # Where the system cannot exchange two paths there is a moment without `path`: `settle` ends it.
+    if path.exists():
+        path.rename(old)
+    new.rename(path)
+
+
+def settle(path: Path) -> None:
+    """Bring back a folder whose replacement was cut off between two steps."""
+    if not path.exists() and any(_unfinished(path)):
+        with locked(path):
+            _restore(path)
+
+
+def _restore(path: Path) -> None:
+    for left in _unfinished(path):
+        if not path.exists() and (left / "old").is_dir():
+            (left / "old").rename(path)
+
+
+def _unfinished(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f".{escape(path.name)}.*.part"))
 
 
 def remove_unfinished(path: Path) -> None:
-    """Drop the temporary files of writers of `path` that were killed; nobody may be writing it now."""
-    for left in path.parent.glob(f".{escape(path.name)}.*.part"):
-        left.unlink(missing_ok=True)
+    """Drop what killed writers of `path` have left beside it; nobody may be writing it now."""
+    for left in _unfinished(path):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """See that new names reach the disk, where the system lets a folder be opened."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _umask() -> int:
@@ -57,22 +148,20 @@ def _umask() -> int:
     return current
 
 
-def write_text(path: Path, text: str) -> Path:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+def write_bytes(path: Path, content: bytes) -> Path:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        reserve(file, len(content), path)
+        file.write(content)
     return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Text in UTF-8; what has no place there, such as bytes of a file name, is written as \\udcff."""
+    return write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Only one process at a time is in the block for `path`; the others wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        yield
 
 
 def sha256(path: Path) -> str:

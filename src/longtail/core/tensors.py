@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import numpy as np
+import torch
 from torch import Tensor
 
-from longtail.core.files import replacing
-from longtail.errors import UserError
+from longtail.core.files import replacing, reserve
+from longtail.core.layout import Layout, chunk_digests, opened
+from longtail.core.mapped import check
+
+KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TYPES = {name: dtype for dtype, name in KINDS.items()}
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Tensors and a JSON header as one safetensors file, written atomically."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        save_file(plain, temporary, metadata={"longtail": json.dumps(header)})
+    layout = Layout.of({name: (KINDS[tensor.dtype], tuple(tensor.shape)) for name, tensor in plain.items()}, header)
+    assert layout.digests is not None
+    chunk = layout.digests.chunk
+    begin = layout.with_digests({name: chunk_digests(_bytes(tensor), chunk) for name, tensor in plain.items()}).encode()
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        reserve(file, len(begin) + layout.size, path)
+        file.write(begin)
+        for tensor in plain.values():
+            file.write(_bytes(tensor).data)
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """The memory of a contiguous tensor."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """The header alone."""
-    return _read(path, with_tensors=False)[1]
+    with opened(path) as (_, layout, _):
+        return layout.details
+
+
+def has_digests(path: Path) -> bool:
+    """Whether a file holds digests of its content, as everything that this library writes does."""
+    with opened(path) as (_, layout, _):
+        return layout.digests is not None
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote."""
-    return _read(path, with_tensors=True)
-
-
-def _read(path: Path, *, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("longtail", "{}"))
-            return {name: file.get_tensor(name) for name in (file.keys() if with_tensors else ())}, header
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist") from error
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file: {error}") from error
+    """What `write_tensors` wrote; what is not as it was written is an error, where there are digests."""
+    tensors = {}
+    with opened(path) as (file, layout, begin):
+        for name, entry in layout.entries.items():
+            tensor = torch.empty(entry.shape, dtype=TYPES[entry.kind])
+            content = _bytes(tensor)
+            file.seek(begin + entry.start)
+            if file.readinto(content) != len(content):  # type: ignore[attr-defined]
+                raise ValueError("it is cut short")
+            if layout.digests:
+                for number in range(-(-len(content) // layout.digests.chunk)):
+                    check(content, path, name, layout.digests, number)
+            tensors[name] = tensor
+    return tensors, layout.details

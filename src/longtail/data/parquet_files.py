@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from longtail.config import DataConfig
-from longtail.core.files import cache_folder, locked, replacing
+from longtail.core.files import cache_folder, replacing
+from longtail.core.locks import locked
 from longtail.data.images import DecodedImages
 from longtail.data.labels import from_names, from_numbers
 from longtail.errors import UserError

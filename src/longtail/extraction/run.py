@@ -12,7 +12,7 @@ from torch import nn
 
 from longtail.backbones.folding import folded
 from longtail.backbones.inference import BATCH
-from longtail.core.files import locked
+from longtail.core.locks import locked
 from longtail.core.progress import QUIET, Display
 from longtail.data.images import Images, Splits
 from longtail.data.loading import in_order, load, resident
@@ -75,23 +75,38 @@ class Extractor:
     def outputs(self, split: str, *, views: int = 0) -> Outputs:
         """The outputs on a split: those on disk if they are of these weights and these images, else new ones."""
         path, images = self.path(split, views), self.data_run.images(split, self.splits)
-        # Cells of a comparison share a run: one computes its outputs, the others wait for them.
-        with locked(path) if self.world.is_main else nullcontext():
-            known = _open_known(path, self.run.model_identity, images.digest) if self.world.is_main else None
-            if not self.world.gather(known is not None)[0]:  # what rank 0 finds holds for all
-                if path.is_file():
-                    self.display.line(f"{path} is of other weights or other images: computing it again")
-                self.write(split, path, views=views)
+        known = self._known(path, images.digest)
+        if known is None:
+            # Cells of a comparison share a run: one computes its outputs, the others wait for them.
+            with locked(path) if self.world.is_main else nullcontext():
+                known = self._known(path, images.digest)
+                if known is None:
+                    if path.is_file():
+                        self.display.line(f"{path} is of other weights or other images: computing it again")
+                    self._write(split, path, views=views)
         return known or Outputs.open(path, model=self.run.model_identity)
+
+    def _known(self, path: Path, digest: str) -> Outputs | None:
+        """What is on disk already; what rank 0 finds holds for all."""
+        found = _open_known(path, self.run.model_identity, digest) if self.world.is_main else None
+        if not self.world.gather(found is not None)[0]:
+            return None
+        return found or Outputs.open(path, model=self.run.model_identity)
 
     def write(
         self, split: str, path: Path, *, views: int = 0, dtype: str = "float32", keep_logits: bool | None = None
     ) -> Path:
-        """Write the outputs on one split; returns the file.
+        """Write the outputs on one split; returns the file. One launch at a time writes it, others wait.
 
         With `views` > 0 the training augmentation is applied, anew in every pass. Logits are kept unless
         they are many: readers compute them from the features, chunk by chunk.
         """
+        with locked(path) if self.world.is_main else nullcontext():
+            return self._write(split, path, views=views, dtype=dtype, keep_logits=keep_logits)
+
+    def _write(
+        self, split: str, path: Path, *, views: int = 0, dtype: str = "float32", keep_logits: bool | None = None
+    ) -> Path:
         whole_number("views", views, at_least=0)
         self._require_linear_head()
         if views and split != "train":

@@ -6,7 +6,7 @@ row and memory-mapped when read, so a set larger than memory works.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 
 from longtail.core.arrays import as_array
 from longtail.core.formats import FORMAT, format_of
-from longtail.core.mapped import create, read
+from longtail.core.mapped import MappedArray, create, read
+from longtail.core.records import as_record
 from longtail.errors import UserError
 from longtail.outputs.rows import LogitRows
 
@@ -154,31 +155,44 @@ class Outputs:
         arrays, details = read(path)
         if details.get("kind") != KIND:
             raise UserError(f"{path} holds no outputs of a model")
-        if format_of(details, path) == 0:
+        if format_of(details, path) == 0 or not all(isinstance(array, MappedArray) for array in arrays.values()):
             raise UserError(f"{path} was written by an older longtail; delete it and extract the outputs again")
-        if model is not None and details["model"] != model:
+        known = as_record(Header, details, path)
+        if model is not None and known.model != model:
             raise UserError(
-                f"{path} was computed with another model ({str(details['model'])[:12]}, not {model[:12]}); "
+                f"{path} was computed with another model ({str(known.model)[:12]}, not {model[:12]}); "
                 "delete it or choose another file"
             )
+        if not {"labels", "class_counts"} <= arrays.keys() <= set(_TENSORS):
+            raise UserError(f"{path} is damaged: its arrays are {', '.join(sorted(arrays))[:80]}")
         # Only what grows with both samples and width stays on disk.
         kept = {name: arrays[name] if name in ("logits", "features") else np.array(arrays[name]) for name in arrays}
-        known = {name: details[name] for name in ("split", "views", "model", "digest")}
-        return cls(**kept, **known, class_names=tuple(details["class_names"]))  # type: ignore[arg-type]
+        said = {"split": known.split, "views": known.views, "model": known.model, "digest": known.digest}
+        return cls(**kept, **said, class_names=tuple(known.class_names))  # type: ignore[arg-type]
 
 
 _TENSORS = ("labels", "indices", "class_counts", "group_counts", "head_weight", "head_bias", "features", "logits")
 
 
+@dataclass(frozen=True)
+class Header:
+    """What stands at the head of a file of outputs."""
+
+    split: str
+    views: int
+    model: str | None
+    digest: str | None
+    class_names: list[str]
+
+
 def header(
     split: str, views: int, model: str | None, digest: str | None, class_names: tuple[str, ...]
 ) -> dict[str, Any]:
-    """What stands at the head of a file of outputs."""
-    known = {"split": split, "views": views, "model": model, "digest": digest, "class_names": list(class_names)}
-    return {"format": FORMAT, "kind": KIND, **known}
+    """The head of a file of outputs, as it is written."""
+    return {"format": FORMAT, "kind": KIND, **asdict(Header(split, views, model, digest, list(class_names)))}
 
 
 def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+    if hasattr(one, "dtype") and hasattr(other, "dtype"):
         return one.dtype == other.dtype and np.array_equal(one, other)
     return type(one) is type(other) and bool(one == other)

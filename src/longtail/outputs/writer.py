@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from longtail.core.files import remove_unfinished
-from longtail.core.mapped import create, read
+from longtail.core.mapped import create, read, rewrite
 from longtail.distributed.world import World
 from longtail.errors import UserError
 
@@ -170,8 +170,10 @@ def join_parts(path: Path, world: World, expected: int, period: int) -> int:
 
 def _finish_single(part: Path, path: Path, period: int) -> None:
     """One process wrote every row, in order: only the numbers change."""
-    arrays, _ = read(part, writable=True)
-    arrays["indices"] %= period
+    arrays, _ = read(part)
+    numbers = arrays["indices"][:]
+    if (numbers >= period).any():
+        rewrite(part, "indices", numbers % period)
     part.replace(path)
 
 

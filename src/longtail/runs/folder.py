@@ -23,7 +23,7 @@ from torch import nn
 from longtail.config import TrainConfig, from_dict
 from longtail.core.files import write_json
 from longtail.core.formats import FORMAT, format_of
-from longtail.core.tensors import read_header, read_tensors, write_tensors
+from longtail.core.tensors import has_digests, read_header, read_tensors, write_tensors
 from longtail.data.augment import Transform
 from longtail.data.images import Images, Splits
 from longtail.data.open import open_splits
@@ -131,7 +131,8 @@ class Run:
             raise UserError(
                 f"{self.model_path} does not fit the network of {self.folder / RUN_FILE}: {reason}"
             ) from error
-        if format_of(header, self.model_path) and fingerprint(model) != header.get("model"):
+        known = has_digests(self.model_path) or format_of(header, self.model_path) == 0
+        if not known and fingerprint(model) != header.get("model"):
             raise UserError(f"{self.model_path} is damaged: its weights are not those that were written")
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 

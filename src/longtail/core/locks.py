@@ -1,0 +1,129 @@
+"""One process at a time: locks that the system takes back when their holder dies, so none is ever stale."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from longtail.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+PATIENCE = 10.0  # seconds: a process that was killed is gone by then
+POLL_SECONDS = 0.05
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+_held: set[int] = set()
+
+
+def _forget_in_child() -> None:
+    """A copy of the handle in a worker process would keep the lock after the death of its holder."""
+    for handle in _held:
+        with suppress(OSError):
+            os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is in the block for `path`; the others wait."""
+    with _holding(path.with_name(f".{path.name}.lock"), None):
+        yield
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Hold a folder for as long as the block runs; an error says who else does."""
+    with _holding(folder / ".lock", PATIENCE):
+        yield
+
+
+@contextmanager
+def _holding(file: Path, patience: float | None) -> Iterator[None]:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = _acquire(file, patience)
+    _held.add(handle)
+    try:
+        with suppress(OSError):  # a full disk: the lock holds without a name
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, _own_name().encode(errors="replace"), 0)
+        yield
+    finally:
+        # Removed before it is given back: who waits for this file finds that it is gone, and starts over.
+        with suppress(OSError):
+            file.unlink()
+        _held.discard(handle)
+        with suppress(OSError):
+            os.close(handle)
+
+
+def _acquire(file: Path, patience: float | None) -> int:
+    deadline = None if patience is None else time.monotonic() + patience
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            taken = _take(handle, file)
+        except BaseException:
+            os.close(handle)
+            raise
+        if taken and _is_still(handle, file):
+            return handle
+        os.close(handle)
+        if not taken and deadline is not None and time.monotonic() > deadline:
+            raise UserError(f"{file.parent} is in use by {_holder(file)}; wait until it is done, or stop it")
+        if not taken:
+            time.sleep(POLL_SECONDS)
+
+
+def _take(handle: int, file: Path) -> bool:
+    if fcntl is None:
+        return _warn(file)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return _warn(file)
+        raise
+    return True
+
+
+def _warn(file: Path) -> bool:
+    warnings.warn(f"{file.parent} cannot be locked here; let only one process write to it", stacklevel=2)
+    return True
+
+
+def _is_still(handle: int, file: Path) -> bool:
+    """Whether the locked file is the one that has this name: its last holder may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(handle), file.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _own_name() -> str:
+    words = " ".join(["longtail", *sys.argv[1:4]])
+    return f"process {os.getpid()} on {platform.node()} ({words[:60]})"
+
+
+def _holder(file: Path) -> str:
+    try:
+        said = file.read_text(encoding="utf-8", errors="replace")[:200]
+    except OSError:
+        said = ""
+    return said or "another process"

@@ -1,0 +1,198 @@
+"""Files and folders appear whole or not at all, and what cannot be written is one line."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from longtail.core import files
+from longtail.core.exchange import exchange
+from longtail.core.files import (
+    remove_unfinished,
+    replacing,
+    replacing_folder,
+    settle,
+    write_json,
+    write_text,
+)
+from longtail.core.mapped import create
+from longtail.errors import UserError
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fill(folder, words: str) -> None:
+    for word in words:
+        (folder / word).write_text(word)
+
+
+def write_folder(path, words: str) -> None:
+    with replacing_folder(path) as folder:
+        fill(folder, words)
+
+
+@pytest.fixture(params=["exchange", "two steps"])
+def way(request, monkeypatch):
+    """Both ways to put a folder in the place of another."""
+    if request.param == "two steps":
+        monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    return request.param
+
+
+def test_two_folders_change_places(tmp_path):
+    for word in "ab":
+        (tmp_path / word).mkdir()
+        fill(tmp_path / word, word)
+    assert exchange(tmp_path / "a", tmp_path / "b")
+    assert (names(tmp_path / "a"), names(tmp_path / "b")) == (["b"], ["a"])
+    assert not exchange(tmp_path / "a", tmp_path / "missing")
+    assert names(tmp_path / "a") == ["b"]
+
+
+def test_a_folder_is_replaced_as_a_whole_and_nothing_stays_beside_it(tmp_path, way):
+    write_folder(tmp_path / "out", "abc")
+    write_folder(tmp_path / "out", "cd")
+    assert names(tmp_path / "out") == ["c", "d"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_folder_behind_a_link_is_replaced_where_it_is(tmp_path, way):
+    write_folder(tmp_path / "real", "a")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_folder(tmp_path / "link", "b")
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "real") == ["b"]
+
+
+def test_a_failure_leaves_the_old_folder(tmp_path, way):
+    write_folder(tmp_path / "out", "ab")
+    with suppress(KeyError), replacing_folder(tmp_path / "out") as folder:
+        fill(folder, "c")
+        raise KeyError
+    assert names(tmp_path / "out") == ["a", "b"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_replacement_cut_off_between_two_steps_is_undone(tmp_path):
+    write_folder(tmp_path / "out", "ab")
+    left = tmp_path / ".out.x1.part"
+    (left / "new").mkdir(parents=True)
+    fill(left / "new", "c")
+    (tmp_path / "out").rename(left / "old")
+    settle(tmp_path / "out")
+    assert names(tmp_path / "out") == ["a", "b"]
+    write_folder(tmp_path / "out", "d")
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_killed_writers_left_goes_with_the_next_write(tmp_path):
+    for name in (".out.x1.part", ".out.x2.part", ".other.x3.part"):
+        (tmp_path / name / "new").mkdir(parents=True)
+    (tmp_path / ".out.x4.part").write_text("half")
+    write_folder(tmp_path / "out", "a")
+    assert names(tmp_path) == [".other.x3.part", "out"]
+    remove_unfinished(tmp_path / "other")
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_file_is_replaced_with_the_permissions_of_the_user(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+def test_text_of_undecodable_names_can_be_written(tmp_path):
+    write_text(tmp_path / "a", "caf\udce9")
+    assert (tmp_path / "a").read_text() == r"caf\udce9"
+
+
+@contextmanager
+def small_files():
+    """A disk on which a file has room for 1,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_without_space_the_file_and_what_it_needs_are_named(tmp_path):
+    write_text(tmp_path / "a.json", "old")
+    said = r"a\.json needs 2,006 bytes: File too large; .* bytes are free there"
+    with small_files(), pytest.raises(UserError, match=said):
+        write_json(tmp_path / "a.json", {"a": "x" * 1992})
+    said = r"cannot write .*a\.json: File too large"
+    with small_files(), pytest.raises(UserError, match=said), replacing(tmp_path / "a.json") as path:
+        path.write_bytes(b"x" * 2000)
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_mapped_file_takes_its_space_before_it_is_mapped(tmp_path):
+    wanted = create(tmp_path / "a.safetensors", {"a": ((1000,), np.dtype(np.int64))}, {})
+    with small_files(), pytest.raises(UserError, match=r"a\.safetensors needs 8,\d\d\d bytes"), wanted:
+        pytest.fail("mapped without space")
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_cannot_reserve_is_written_to_all_the_same(tmp_path, monkeypatch):
+    def refuse(*words):
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    write_text(tmp_path / "a", "x")
+    assert (tmp_path / "a").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("file/a.json", "cannot write .*file/a.json: .*file: (File exists|Not a directory)"),
+        ("x" * 300, "cannot write .*xxx: File name too long"),
+    ],
+)
+def test_places_that_cannot_be_written(tmp_path, path, message):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=message):
+        write_text(tmp_path / path, "x")
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_without_permission_is_named(tmp_path):
+    """In a process of another user: root may write everywhere."""
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == os.getuid() and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    program = f"""
+import os
+from pathlib import Path
+from longtail.core.files import write_text, replacing_folder
+from longtail.errors import UserError
+if os.getuid() == 0:
+    os.setuid(65534)
+folder = Path({str(tmp_path)!r})
+for action in (lambda: write_text(folder / "a", "x"), lambda: replacing_folder(folder / "b").__enter__()):
+    try:
+        action()
+    except UserError as error:
+        print(error)
+"""
+    if os.getuid() != 0:
+        tmp_path.chmod(0o555)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    tmp_path.chmod(0o755)
+    lines = said.stdout.splitlines()
+    assert [line.rsplit(": ", 1)[1] for line in lines] == ["Permission denied"] * 2, said.stderr
+    assert all("cannot write" in line for line in lines)
