@@ -16,7 +16,7 @@ CVPR 2021.
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -49,6 +49,11 @@ class DisAlign(PostHoc):
     """
 
     needs_features = True
+    stage_two: ClassVar[dict[str, str]] = {
+        "weight_decay": "weight_decay",
+        "batch_size": "batch_size",
+        "max_iter": "steps",
+    }
 
     def __init__(
         self,
