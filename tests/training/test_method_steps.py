@@ -12,6 +12,7 @@ import longtail
 from longtail.core.progress import QUIET
 from longtail.data.samplers import Sampler
 from longtail.distributed.world import SINGLE_PROCESS
+from longtail.errors import UserError
 from longtail.methods import TRAIN_METHODS
 from longtail.recipes import AUTHORS_SETTINGS, RECIPES, STAGE_TWO, with_authors_settings
 from longtail.training.loop import Trainer, TrainingStep
@@ -154,3 +155,8 @@ def test_the_schedule_of_the_release_in_stage_two():
     paper, release = (longtail.MARC(solver="sgd", schedule=name).fit(logits, y) for name in ("paper", "release"))
     assert np.abs(paper.omega_ - release.omega_).max() > 1e-3
     np.testing.assert_allclose(paper.omega_, release.omega_, rtol=0.1)  # nearly the same problem solved
+
+
+def test_places_without_weights_says_what_the_paper_does(tmp_path):
+    with pytest.warns(UserWarning, match="starts Places-LT from ImageNet weights"), pytest.raises(UserError):
+        longtail.train(replace(RECIPES["places-lt"], root=str(tmp_path), device="cpu"), tmp_path / "run")

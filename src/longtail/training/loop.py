@@ -8,6 +8,7 @@ bit from its last checkpoint.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -264,6 +265,8 @@ def train(
         display: where progress is shown.
     """
     config = with_authors_settings(find_recipe(config))
+    if config.data == "places-lt" and config.weights is None:
+        warnings.warn("the paper starts Places-LT from ImageNet weights: give them with --weights FILE", stacklevel=2)
     with join(config.device) as world, _own_random_numbers(world.device):
         if download:
             from longtail.data.download import download_cifar
