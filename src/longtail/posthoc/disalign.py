@@ -88,7 +88,7 @@ class DisAlign(PostHoc):
         began = time.perf_counter()
         features = torch.as_tensor(np.asarray(require_features(data.features, self))).float()
         logits = data.rows.read(slice(None))
-        weights = torch.from_numpy(class_weights(data.class_counts, self.gamma)).float()
+        weights = torch.from_numpy(class_weights(data.class_counts, self.gamma) * data.frequency).float()
         scale = torch.ones(data.num_classes, requires_grad=True)
         shift = torch.zeros(data.num_classes, requires_grad=True)
         direction = torch.full((features.shape[1],), 0.1, requires_grad=True)

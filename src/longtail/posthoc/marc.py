@@ -3,7 +3,8 @@
 A margin is the distance to a class's hyperplane, `d_j = eta_j / |W_j|`. The calibrated margin is
 `omega_j * d_j + beta_j`, so the calibrated logit is `omega_j * eta_j + beta_j * |W_j|`: 2K numbers,
 learnt on training images with the loss `mean_i U_{y_i} CE_i`,
-`U_c = K (1 / n_c)^gamma / sum_j (1 / n_j)^gamma`.
+`U_c = K (1 / n_c)^gamma / sum_j (1 / n_j)^gamma`. Samples that are not distributed like the training set
+(a balanced list, a few images per class) are weighted so that they stand for it.
 
 Paper: Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 2022.
 """
@@ -135,7 +136,7 @@ class MARC(AffinePostHoc):
 
     def _solve(self, data: FitData, gamma: float, warm: np.ndarray | None = None) -> Solution:
         identity = self._identity(data)
-        weights = torch.from_numpy(class_weights(data.class_counts, gamma))
+        weights = torch.from_numpy(class_weights(data.class_counts, gamma) * data.frequency)
         if self.solver == "sgd":
             return train_affine(
                 data,
