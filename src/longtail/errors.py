@@ -1,18 +1,25 @@
-"""The one exception for mistakes a user can mend, and the exit codes of the command line."""
+"""The one exception for mistakes a user can mend, what stops a command, and the exit codes of the command line."""
 
 from __future__ import annotations
 
 import math
 import operator
+import signal
 from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
-EXIT_CODES = f"Exit codes: 0 done, {EXIT_USER_ERROR} something to mend in the input, {EXIT_INTERRUPTED} interrupted."
+EXIT_SIGNAL = 128  # and the number of the signal, as shells do it
+EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
+EXIT_TERMINATED = EXIT_SIGNAL + signal.SIGTERM
+EXIT_CODES = (
+    f"Exit codes: 0 done, {EXIT_USER_ERROR} something to mend in the input, {EXIT_INTERRUPTED} interrupted, "
+    f"{EXIT_TERMINATED} terminated."
+)
 
+LARGEST = 2**63 - 1  # whole number that every library below us takes
 _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
@@ -25,6 +32,22 @@ class UserError(ValueError):
 
 class ReportedElsewhere(UserError):
     """A mistake that another of the processes that work together says: this one only stops."""
+
+
+class Interrupted(Exception):
+    """Training was asked to stop by a signal, and its checkpoint is written."""
+
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        super().__init__(step, number)
+        self.step = step
+        self.signal = number
+
+    def __str__(self) -> str:
+        return f"stopped after step {self.step}"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived where there is nothing to save: what is half done is removed, as after Ctrl-C."""
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:
@@ -56,8 +79,10 @@ def number(name: str, value: Any, **bounds: float) -> float:
     return float(value)
 
 
-def whole_number(name: str, value: Any, *, at_least: int = 1) -> int:
+def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int = LARGEST) -> int:
     """A setting that counts something."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
         raise UserError(f"{name} must be a whole number of at least {at_least}, not {value!r}")
+    if int(value) > at_most:
+        raise UserError(f"{name} must be a whole number of at most {at_most:,}, not {value!r}")
     return int(value)

@@ -172,3 +172,22 @@ def test_two_hosts(hosts, undisturbed, tmp_path):
             process.kill()
     assert [process.returncode for process in started] == [0, 0], "\n".join(ended)
     assert same(tmp_path / "run", undisturbed)
+
+
+def test_workers_end_with_a_killed_agent_and_the_relaunch_goes_on(undisturbed, tmp_path):
+    """Nobody writes beside the relaunch: the processes of a killed torchrun end by themselves."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(torchrun_command(*TRAIN, "--out", folder), env=surroundings(), stderr=subprocess.DEVNULL)
+    wait_for(folder / "checkpoint.safetensors", process)
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 600
+    while any(Path(f"/proc/{worker}/fd").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not (folder / "model.safetensors").exists():
+        again = torchrun_command(*TRAIN, "--out", folder, "--resume")
+        assert subprocess.run(again, env=surroundings(), timeout=600, check=False).returncode == 0
+    assert same(folder, undisturbed)
+    assert losses(folder) == losses(undisturbed)

@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
 
 from longtail.core.version import __version__
 from longtail.distributed.environment import has_agent_store, is_main_process, number_of
-from longtail.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USER_ERROR, ReportedElsewhere, UserError, choose
+from longtail.errors import (
+    EXIT_CODES,
+    EXIT_INTERRUPTED,
+    EXIT_SIGNAL,
+    EXIT_TERMINATED,
+    EXIT_USER_ERROR,
+    Interrupted,
+    ReportedElsewhere,
+    Terminated,
+    UserError,
+    choose,
+)
 
 # Command → what it does, in one line. `longtail.cli.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
@@ -48,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _terminable():
             warnings.showwarning = _warn
             return _dispatch(words)
     except ReportedElsewhere:
@@ -56,10 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         _complain(str(error))
         return EXIT_USER_ERROR
-    except KeyboardInterrupt:
+    except Interrupted as stop:
         if is_main_process():
-            _print_error("interrupted")
-        return EXIT_INTERRUPTED
+            _print_error(f"{stop}; the same command goes on from there")
+        return EXIT_SIGNAL + stop.signal
+    except KeyboardInterrupt as stop:
+        terminated = isinstance(stop, Terminated)
+        if is_main_process():
+            _print_error("terminated" if terminated else "interrupted")
+        return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`longtail … | head`): not our mistake.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,6 +88,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What the system does not allow: a file where a folder should be, no space, no permission.
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return EXIT_USER_ERROR
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does: what is half done is removed. Training saves its state first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _dispatch(words: list[str]) -> int:

@@ -47,14 +47,19 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Hold a folder for as long as the block runs; an error says who else does."""
-    with _holding(folder / ".lock", PATIENCE):
-        yield
+    """Hold a folder for as long as the block runs; an error says who else does. A new folder left empty is removed."""
+    is_new = not folder.exists()
+    try:
+        with _holding(folder / ".lock", PATIENCE):
+            yield
+    finally:
+        with suppress(OSError):
+            if is_new:
+                folder.rmdir()
 
 
 @contextmanager
 def _holding(file: Path, patience: float | None) -> Iterator[None]:
-    file.parent.mkdir(parents=True, exist_ok=True)
     handle = _acquire(file, patience)
     _held.add(handle)
     try:
@@ -74,7 +79,11 @@ def _holding(file: Path, patience: float | None) -> Iterator[None]:
 def _acquire(file: Path, patience: float | None) -> int:
     deadline = None if patience is None else time.monotonic() + patience
     while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            continue  # the last holder has just removed an empty folder
         try:
             taken = _take(handle, file)
         except BaseException:

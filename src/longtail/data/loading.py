@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ Drawn = tuple[Tensor, Tensor, Tensor]  # augmented uint8 pixels, labels, indices
 
 # Images in memory that are augmented together: an operation on one image takes as long as on ten.
 TOGETHER = 512
+GRACE_SECONDS = 120  # that a worker lives on after SIGTERM
 
 
 class _DrawnBatches(Dataset[Drawn]):
@@ -60,6 +63,20 @@ class _DrawnBatches(Dataset[Drawn]):
         return pixels, self.images.labels[places], places
 
 
+def _outlive_signals(number: int) -> None:
+    """In a worker: a signal to the whole group is for the parent, who needs its workers until it has saved.
+
+    `timeout` and schedulers send SIGTERM to every process of a group, a terminal sends Ctrl-C.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGTERM, _end_later)
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    signal.alarm(GRACE_SECONDS)
+
+
 def _groups(plan: Iterable[Draw]) -> Iterator[list[Draw]]:
     """Draws in their order, as many at a time as make `TOGETHER` images."""
     group: list[Draw] = []
@@ -84,7 +101,14 @@ def load(
     drawn = _DrawnBatches(images, transform)
     source: Iterable[Drawn]
     if isinstance(images, DecodedImages):
-        source = DataLoader(drawn, batch_size=None, sampler=plan, num_workers=workers, pin_memory=device.type == "cuda")
+        source = DataLoader(
+            drawn,
+            batch_size=None,
+            sampler=plan,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=_outlive_signals,
+        )
     else:
         source = drawn.several(plan)
     for pixels, labels, indices in source:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longtail.distributed.environment import number_of
+from longtail.distributed.parent import end_with_parent
 from longtail.distributed.rendezvous import Rendezvous, code_fingerprint, differing
 from longtail.errors import UserError
 
@@ -97,6 +98,7 @@ def join(device: str = "auto") -> Iterator[World]:
         yield World(0, 1, find_device(device, local_rank))
         return
     rank, timeout = _own_rank(size), timedelta(seconds=number_of("LONGTAIL_TIMEOUT", TIMEOUT))
+    end_with_parent()
     meeting = Rendezvous(rank, size)
     failure: Exception | None = None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from longtail.core.files import replacing_folder, write_json, write_text
+from longtail.core.lines import read_lines
 from longtail.core.records import read_json
 from longtail.data.open import image_side, statistics
 from longtail.methods import TRAIN_METHODS
@@ -120,10 +120,9 @@ def _known_scores(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
             rows += [(split, name, both[key]) for name, key in (("stage one", "before"), ("calibrated", "after"))]
         elif alone:
             rows.append((split, own, alone))
-    journal = run.folder / METRICS_FILE
-    if not any(split == "validation" for split, _, _ in rows) and journal.is_file():
-        lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-        evaluated = [line["validation"] for line in lines if line.get("validation")]
+    if not any(split == "validation" for split, _, _ in rows):
+        lines = read_lines(run.folder / METRICS_FILE)
+        evaluated = [line["validation"] for line in lines if isinstance(line.get("validation"), dict)]
         rows = [("validation", "stage one", evaluated[-1]), *rows] if evaluated else rows
     return rows
 

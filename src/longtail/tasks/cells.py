@@ -6,11 +6,9 @@ OUT/cells/METHOD-seedN.json and .npz   scores, and the predictions on the test s
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -19,7 +17,10 @@ from longtail.backbones import build_backbone
 from longtail.config import TrainConfig, differences, from_dict, to_dict
 from longtail.core.files import replacing, write_json
 from longtail.core.formats import FORMAT, format_of
-from longtail.errors import UserError, choose
+from longtail.core.lines import read_lines
+from longtail.core.reading import reading, require_small_archive
+from longtail.core.records import read_json
+from longtail.errors import UserError, choose, whole_number
 from longtail.extraction.run import Extractor
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc, describe_posthoc
 from longtail.metrics.scores import evaluate_logits
@@ -169,15 +170,13 @@ class Cell:
     def read(self) -> Result | None:
         """The result, if it is there and whole; an error if it belongs to another comparison."""
         try:
-            stored: Result = json.loads(self.file.read_text(encoding="utf-8"))
-            if format_of(stored, self.file) == 0:  # type: ignore[arg-type]
-                return None
+            stored: Result = read_json(self.file)  # type: ignore[assignment]
             read_predictions(self.file.with_suffix(".npz"))
             known = stored["identity"]
             before, views = from_dict(known["config"]), known["views"]
-        except UserError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile):
+        except (UserError, KeyError, TypeError):  # what is not whole is done again
+            return None
+        if format_of(stored, self.file) == 0:  # type: ignore[arg-type]
             return None
         own = self.identity()
         changed = differences(before, from_dict(own["config"]))
@@ -189,12 +188,8 @@ class Cell:
 
     def images_seen(self) -> int:
         """Training images that the run of a stage-one cell has seen, by its journal."""
-        journal = self.run_folder(self.entry) / METRICS_FILE
-        lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
-        try:
-            return int(json.loads(lines[-1])["images"]) if lines else 0
-        except ValueError:  # being written
-            return 0
+        lines = read_lines(self.run_folder(self.entry) / METRICS_FILE)
+        return whole_number("images in a journal", lines[-1].get("images")) if lines else 0
 
 
 def train_cell(cell: Cell, entry: Entry) -> Run:
@@ -253,5 +248,7 @@ def _write_predictions(path: Path, logits: np.ndarray, outputs: Outputs) -> None
 
 def read_predictions(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true classes (N,) of a cell's test samples."""
-    with path.open("rb") as raw, np.load(raw) as file:
-        return file["predictions"], file["labels"]
+    with reading(path, "a file of predictions"):
+        require_small_archive(path)
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return file["predictions"], file["labels"]

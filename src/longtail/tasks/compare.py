@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from joblib import Parallel, delayed
@@ -112,7 +112,8 @@ def watched(cells: Sequence[Cell], task: Task) -> Iterator[None]:
 
     def look() -> None:
         while not ended.wait(LOOK_SECONDS):
-            task.advance(sum(cell.images_seen() for cell in cells) - task.done)
+            with suppress(UserError):  # training itself says what is wrong with a journal
+                task.advance(sum(cell.images_seen() for cell in cells) - task.done)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

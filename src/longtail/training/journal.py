@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -13,11 +12,12 @@ import torch
 from torch import Tensor
 
 from longtail.config import TrainConfig, differences, to_dict
-from longtail.core.files import remove_unfinished, write_text
+from longtail.core.files import remove_unfinished
+from longtail.core.lines import append_line, keep_lines, read_lines
 from longtail.data.images import Splits
 from longtail.distributed.store import launch_id
 from longtail.distributed.world import World
-from longtail.errors import UserError
+from longtail.errors import UserError, whole_number
 from longtail.metrics.scores import Metrics
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
@@ -44,8 +44,8 @@ class Journal:
     def finished(self) -> bool:
         return (self.folder / MODEL_FILE).is_file()
 
-    def begin(self, state: TrainState, *, resume: bool) -> None:
-        """Open the folder: refuse to overwrite a run, or restore the state of the one there is."""
+    def begin(self, state: TrainState, *, steps: int, resume: bool) -> None:
+        """Open the folder of a run of so many steps: refuse to overwrite one, or restore the state it has."""
         seen = self.world.gather((self.folder / RUN_FILE).is_file())
         if len(set(seen)) > 1:
             blind = seen.index(False)
@@ -57,10 +57,10 @@ class Journal:
         if not exists and resume:
             raise UserError(f"nothing to resume in {self.folder}: it holds no run")
         if exists:
-            self._restore(state)
-        if self.world.is_main and exists:
-            for name in (CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
-                remove_unfinished(self.folder / name)
+            self._restore(state, steps)
+        self.world.barrier()
+        if self.world.is_main:
+            self._tidy(state.step)
         if self.world.is_main and not exists:
             Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
@@ -75,7 +75,7 @@ class Journal:
         started_by = Run.open(self.folder).record.started_by
         return bool(self.world.gather(started_by == launch_id())[0])
 
-    def _restore(self, state: TrainState) -> None:
+    def _restore(self, state: TrainState, steps: int) -> None:
         changed = differences(Run.open(self.folder).config, self.config)
         if changed:
             raise UserError(f"{self.folder} was started with another configuration ({'; '.join(changed)})")
@@ -83,24 +83,25 @@ class Journal:
             return
         checkpoint = self.folder / CHECKPOINT_FILE
         if checkpoint.is_file():
-            header = load_checkpoint(checkpoint, state)
-            if header["processes"] != self.world.size:
+            header = load_checkpoint(checkpoint, state, steps=steps)
+            if header.processes != self.world.size:
                 raise UserError(
-                    f"{checkpoint} was written by {header['processes']} processes, there are {self.world.size} now; "
+                    f"{checkpoint} was written by {header.processes} processes, there are {self.world.size} now; "
                     "a run goes on with the number it began with"
                 )
-            self.loss_sum.fill_(header["loss_sums"][self.world.rank])
-            self.loss_steps = header["loss_steps"]
-        self.world.barrier()
-        if self.world.is_main:
-            self._forget_after(state.step)
+            self.loss_sum.fill_(header.loss_sums[self.world.rank])
+            self.loss_steps = header.loss_steps
 
-    def _forget_after(self, step: int) -> None:
-        """Drop metrics that were written after the checkpoint: they will be written again."""
+    def _tidy(self, step: int) -> None:
+        """Drop what killed processes have left, and metrics from after the checkpoint: they will be written again."""
+        for name in (RUN_FILE, CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
+            remove_unfinished(self.folder / name)
+        if self.finished:
+            (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
+            return
         path = self.folder / METRICS_FILE
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            write_text(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+        lines = read_lines(path)
+        keep_lines(path, [line for line in lines if whole_number(f"step in {path}", line.get("step")) <= step])
 
     def add(self, loss: Tensor) -> None:
         """Count the loss of one step into the mean that is recorded next."""
@@ -132,8 +133,7 @@ class Journal:
             shown = (f"{SCORES[name].heading} {SCORES[name].show(getattr(metrics, name))}" for name in SHOWN)
             text += f"  validation: {', '.join(shown)}"
         if self.world.is_main:
-            with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            append_line(self.folder / METRICS_FILE, entry)
             values = {f"train/{name}": entry[name] for name in ("loss", "lr", "images_per_s")}
             values |= {f"validation/{name}": value for name, value in entry.get("validation", {}).items()}
             for tracker in self.trackers:
@@ -144,13 +144,9 @@ class Journal:
 
     def save(self, state: TrainState) -> None:
         """Write the checkpoint."""
-        header = {
-            "processes": self.world.size,
-            "loss_sums": self.world.gather(float(self.loss_sum)),
-            "loss_steps": self.loss_steps,
-        }
+        sums = self.world.gather(float(self.loss_sum))
         if self.world.is_main:
-            save_checkpoint(self.folder / CHECKPOINT_FILE, state, header)
+            save_checkpoint(self.folder / CHECKPOINT_FILE, state, loss_sums=sums, loss_steps=self.loss_steps)
         self.world.barrier()
 
     def finish(self, state: TrainState) -> None:

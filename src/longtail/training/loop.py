@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig, comparable
+from longtail.core.locks import holding
 from longtail.core.progress import QUIET, Display
 from longtail.data.loading import Batch, load, resident
 from longtail.data.open import open_splits
 from longtail.data.samplers import Draw, Sampler
 from longtail.distributed.world import World, join
-from longtail.errors import UserError, choose
+from longtail.errors import Interrupted, UserError, choose
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import Metrics
 from longtail.networks.objective import Objective, Progress
@@ -40,14 +41,6 @@ from longtail.training.stop import StopRequest
 from longtail.training.trackers import Tracker
 
 NOTE_EVERY = 20  # steps between looks at the loss, each of which waits for the device
-
-
-class Interrupted(Exception):
-    """Training was asked to stop, and its checkpoint is written."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}")
-        self.step = step
 
 
 class TrainingStep(nn.Module):
@@ -97,7 +90,7 @@ class Trainer:
         streams, stages = len(self.samplers), self.state.objective.stages
         self.plan = Plan.of(config, len(self.splits.train), streams=streams, stages=stages)
         self.journal = Journal(folder, config, self.splits, world, trackers)
-        self.journal.begin(self.state, resume=resume)
+        self.journal.begin(self.state, steps=self.plan.steps, resume=resume)
 
     def _samplers(self) -> list[Sampler]:
         names = self.method.samplers
@@ -152,9 +145,9 @@ class Trainer:
                     self.display.line(self.journal.record(self.plan, self.state, loss, metrics, task.speed))
                 if self.plan.due(last, self.config.checkpoint_every):
                     self.journal.save(self.state)
-                if stop.requested(self.world) and self.state.step < self.plan.steps:
+                if (number := stop.requested(self.world)) and self.state.step < self.plan.steps:
                     self.journal.save(self.state)
-                    raise Interrupted(self.state.step)
+                    raise Interrupted(self.state.step, number)
         self.journal.finish(self.state)
         return metrics
 
@@ -274,7 +267,9 @@ def train(
             if world.is_main:
                 download_cifar(config.data, config.root, display)
             world.barrier()
-        return Trainer(config, Path(out), world, display, resume=resume, trackers=trackers).run()
+        # Nobody else trains in this folder until the run is over; the lock ends with its holder.
+        with holding(Path(out)) if world.is_main else nullcontext():
+            return Trainer(config, Path(out), world, display, resume=resume, trackers=trackers).run()
 
 
 def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:

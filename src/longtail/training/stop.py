@@ -16,7 +16,7 @@ class StopRequest:
     """Turns Ctrl-C and the scheduler's SIGTERM into a wish to stop after the current step."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked = 0  # the number of the signal
 
     def __enter__(self) -> Self:
         # Only the main thread may set handlers; elsewhere the caller stops training its own way.
@@ -32,10 +32,14 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._asked = number
 
-    def requested(self, world: World) -> bool:
-        """Whether any process was asked to stop."""
+    def requested(self, world: World) -> int:
+        """The signal by which any process was asked to stop, 0 if none was."""
         if world.size == 1:
             return self._asked  # without waiting for the device
-        return bool(world.sum(torch.tensor(float(self._asked), device=world.device)))
+        counts = torch.zeros(2, device=world.device)
+        if self._asked:
+            counts[int(self._asked == signal.SIGTERM)] = 1
+        interrupted, terminated = world.sum(counts).tolist()
+        return signal.SIGTERM if terminated else signal.SIGINT if interrupted else 0

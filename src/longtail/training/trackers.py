@@ -37,7 +37,7 @@ class TensorBoardTracker:
         except ImportError as error:
             raise UserError("TensorBoard is not installed: pip install 'longtail[tensorboard]'") from error
         # Numbers of steps that are done again replace those of the interrupted run.
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +10,9 @@ import tyro
 
 from longtail.cli.parsing import Output, parse
 from longtail.config import TrainConfig, from_dict, read_toml
+from longtail.core.records import read_json
 from longtail.data.sources import SOURCES
-from longtail.errors import EXIT_INTERRUPTED, UserError, choose
+from longtail.errors import EXIT_SIGNAL, Interrupted, UserError, choose
 from longtail.recipes import RECIPES
 
 LAYOUTS = "\n".join(f"  {name:<14}{source.layout}" for name, source in SOURCES.items())
@@ -81,8 +81,8 @@ def starting_point(arguments: list[str]) -> tuple[TrainConfig, list[str]]:
 
 def _stored(folder: Path) -> TrainConfig | None:
     try:
-        return from_dict(json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"])
-    except (OSError, ValueError, KeyError):
+        return from_dict(read_json(folder / "run.json").get("config", {}))
+    except UserError:
         return None  # training itself says what is wrong with the folder
 
 
@@ -100,7 +100,7 @@ def _value(words: list[str], option: str, *, remove: bool = False) -> str | None
 
 
 def run(options: Train) -> int:
-    from longtail.training.loop import Interrupted, train
+    from longtail.training.loop import train
 
     display = options.display()
     try:
@@ -116,7 +116,7 @@ def run(options: Train) -> int:
         display.line(
             f"stopped after step {stop.step}; go on with: longtail train --out {shlex.quote(str(options.out))} --resume"
         )
-        return EXIT_INTERRUPTED
+        return EXIT_SIGNAL + stop.signal
     options.print_json({"run": str(options.out), "validation": metrics.to_dict() if metrics else None})
     display.line(f"done: {options.out} (score it with: longtail evaluate {shlex.quote(str(options.out))})")
     return 0
