@@ -8,9 +8,10 @@ from __future__ import annotations
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from longtail.errors import UserError, choose
+from longtail.core.reading import read_text, reading
+from longtail.errors import UserError, choose, number, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,10 @@ class DataConfig:
     """Leave out images that cannot be read, and count them, instead of stopping."""
     seed: int = 0
     """Decides which images are kept, their order, augmentation and the first weights."""
+
+    def __post_init__(self) -> None:
+        _check_words(self)
+        _check_numbers(self, DATA_NUMBERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +99,62 @@ class TrainConfig(DataConfig):
     """Epochs between checkpoints."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.epochs is None) == (self.iterations is None):
             raise UserError("give the length of training as either --epochs or --iterations")
-        for name in ("epochs", "iterations", "batch_size", "accumulate", "lr", "evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        _check_numbers(self, NUMBERS)
+        if not isinstance(self.options, dict) or not isinstance(self.augment, tuple):
+            raise UserError("options must be names and values, and augment a list of names")
 
+
+# Bounds of the settings that are numbers; `None` is allowed where it is the default.
+DATA_NUMBERS: dict[str, dict[str, float]] = {
+    "imbalance": {"at_least": 1},
+    "validation": {"at_least": 0, "below": 1},
+    "seed": {"at_least": 0},
+}
+NUMBERS: dict[str, dict[str, float]] = {
+    "epochs": {"above": 0, "at_most": 1e9},
+    "lr": {"above": 0},
+    "momentum": {"at_least": 0, "below": 1},
+    "weight_decay": {"at_least": 0},
+    "warmup_from": {"at_least": 0},
+    **{name: {"at_least": 0} for name in ("workers", "warmup")},
+    **{
+        name: {"at_least": 1}
+        for name in ("iterations", "batch_size", "accumulate", "image_size", "evaluate_every", "checkpoint_every")
+    },
+}
+
+
+def _check_numbers(config: DataConfig, bounds: dict[str, dict[str, float]]) -> None:
+    hints = get_type_hints(type(config))
+    for name, allowed in bounds.items():
+        value, hint = getattr(config, name), hints[name]
+        if value is None and type(None) in get_args(hint):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if float in (hint, *get_args(hint)):
+            number(option, value, **allowed)
+        else:
+            whole_number(option, value, at_least=int(allowed["at_least"]))
+
+
+def _check_words(config: DataConfig) -> None:
+    """Settings that are words or switches, as TOML and JSON files may have them wrong."""
+    for name, hint in get_type_hints(type(config)).items():
+        value, inner = getattr(config, name), get_args(hint)
+        if get_origin(hint) is Literal:
+            choose(name, value, inner)
+        elif hint is bool and not isinstance(value, bool):
+            raise UserError(f"{name} must be true or false, not {value!r}")
+        elif str not in (hint, *inner) or get_origin(hint) in (dict, tuple) or (value is None and inner):
+            continue
+        elif not isinstance(value, str) or "\0" in value:
+            raise UserError(f"{name} must be text, not {value!r}")
+
+
+MOST_TOML = 1 << 20  # bytes
 
 # May differ when a run is resumed: they say where the work is done, not what is computed.
 PLACES = ("root", "device", "workers", "checkpoint_every")
@@ -113,12 +167,14 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
     """A configuration from plain values (a TOML or JSON file), on top of `base`."""
     known = [item.name for item in fields(TrainConfig)]
+    if not isinstance(values, dict):
+        raise UserError("a configuration is names and values")
     values = {name.replace("-", "_"): value for name, value in values.items()}
     for name in values:
         choose("setting", name, known)
-    if "augment" in values:
-        values["augment"] = tuple(values["augment"])
-    if "options" in values:
+    if isinstance(values.get("augment"), list | tuple):
+        values["augment"] = tuple(map(str, values["augment"]))
+    if isinstance(values.get("options"), dict):
         values["options"] = {name: str(value) for name, value in values["options"].items()}
     # Giving one way to say the length takes the place of the other.
     if values.get("epochs") is not None and "iterations" not in values:
@@ -130,12 +186,8 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file, as `from_dict` takes them."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    with reading(path, "valid TOML"):
+        return tomllib.loads(read_text(path, "a TOML file", most=MOST_TOML))
 
 
 def comparable(config: TrainConfig) -> dict[str, Any]:

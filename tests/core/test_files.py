@@ -23,6 +23,8 @@ from longtail.core.files import (
 from longtail.core.mapped import create
 from longtail.errors import UserError
 
+ANY = ("*",)
+
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
@@ -34,7 +36,7 @@ def fill(folder, words: str) -> None:
 
 
 def write_folder(path, words: str) -> None:
-    with replacing_folder(path) as folder:
+    with replacing_folder(path, ANY, "a test") as folder:
         fill(folder, words)
 
 
@@ -73,7 +75,7 @@ def test_a_folder_behind_a_link_is_replaced_where_it_is(tmp_path, way):
 
 def test_a_failure_leaves_the_old_folder(tmp_path, way):
     write_folder(tmp_path / "out", "ab")
-    with suppress(KeyError), replacing_folder(tmp_path / "out") as folder:
+    with suppress(KeyError), replacing_folder(tmp_path / "out", ANY, "a test") as folder:
         fill(folder, "c")
         raise KeyError
     assert names(tmp_path / "out") == ["a", "b"]
@@ -183,7 +185,8 @@ from longtail.errors import UserError
 if os.getuid() == 0:
     os.setuid(65534)
 folder = Path({str(tmp_path)!r})
-for action in (lambda: write_text(folder / "a", "x"), lambda: replacing_folder(folder / "b").__enter__()):
+new_folder = replacing_folder(folder / "b", "*", "a test")
+for action in (lambda: write_text(folder / "a", "x"), new_folder.__enter__):
     try:
         action()
     except UserError as error:
@@ -196,3 +199,21 @@ for action in (lambda: write_text(folder / "a", "x"), lambda: replacing_folder(f
     lines = said.stdout.splitlines()
     assert [line.rsplit(": ", 1)[1] for line in lines] == ["Permission denied"] * 2, said.stderr
     assert all("cannot write" in line for line in lines)
+
+
+def test_a_folder_with_files_of_others_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    with (
+        pytest.raises(UserError, match=r"holds files that are not part of a report \(thesis.tex\)"),
+        replacing_folder(tmp_path / "out", ("index.html",), "a report"),
+    ):
+        pytest.fail("replaced")
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
+    monkeypatch.chdir(tmp_path / "out")
+    with (
+        pytest.raises(UserError, match="is the current folder, which cannot be replaced"),
+        replacing_folder(tmp_path / "out", ANY, "a report"),
+    ):
+        pytest.fail("replaced")
+    assert names(tmp_path) == ["out"]

@@ -59,7 +59,7 @@ def test_what_else_is_known_is_used(tmp_path):
         ("a.csv", b"label,a,b\n1,2\n", "line 2: 2 cells where the header has 3"),
         ("a.csv", b"label,a,b\n1,2,x\n", "line 2: could not convert"),
         ("a.csv", b"label,a,b\n", "holds no samples"),
-        ("a.csv", b"\xff\xfe", "not a text file"),
+        ("a.csv", b"\xff\xfe", "not a CSV file of logits in UTF-8"),
         ("a.csv", b"label,a,b\n0,1,nan\n", "a.csv: logits of row 0 contain NaN"),
         ("a.csv", b"label,a,b\n2,1,4\n", r"a.csv: labels must be 0\.\.1"),
         ("a.csv", b",label,a,b\n0,1,2,3\n", "a column without a name"),

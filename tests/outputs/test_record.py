@@ -127,3 +127,17 @@ def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
         broken.save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["o.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_bias": np.array([0, np.nan, 0])}, "head_bias of outputs must be finite real numbers"),
+        ({"head_weight": np.full((3, 2), 1j)}, "head_weight of outputs must be finite real numbers"),
+        ({"class_names": ("a", "b")}, "outputs have 3 classes, but 2 class names"),
+    ],
+)
+def test_a_head_or_names_that_cannot_be_are_refused(changes, message):
+    known = {"labels": np.arange(3), "class_counts": np.ones(3, int), "logits": np.eye(3)}
+    with pytest.raises(UserError, match=message):
+        Outputs(**known, **changes)

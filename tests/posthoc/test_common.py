@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -240,3 +241,27 @@ def test_extreme_logits_and_one_sample_per_class_stay_finite(name):
     method = build_posthoc(name, options).fit(logits, np.arange(4), features=features)
     assert np.isfinite(method.transform(logits, features)).all()
     assert np.isfinite(method.predict_proba(logits, features)).all()
+
+
+@pytest.mark.parametrize("name", ["marc", "logit-adjustment", "tau-norm", "lws"])
+@pytest.mark.filterwarnings("ignore")
+def test_numbers_too_large_to_compute_with_are_no_answer(name):
+    """Whatever the counts and logits: an error, or finite numbers."""
+    rng, fitted = np.random.default_rng(0), []
+    y = np.repeat([0, 1, 2], [6, 3, 1])
+    for size in (1, 1e30, 1e200, 1e308):
+        logits = rng.normal(size=(10, 3)) * size
+        for counts in (None, [1e308, 1e308, 1], [1e-308, 1, 1]):
+            with suppress(UserError):
+                fitted.append(build_posthoc(name, {}).fit(logits, y, class_counts=counts, weight_norms=[1e9, 1, 1e-9]))
+    assert all(np.isfinite(getattr(method, key)).all() for method in fitted for key in ("scale_", "shift_"))
+
+
+def test_a_fit_that_is_not_finite_is_an_error():
+    class Broken(LogitAdjustment):
+        def _fit(self, data, validation) -> None:
+            super()._fit(data, validation)
+            self.shift_ = self.shift_ * np.inf
+
+    with pytest.raises(UserError, match=r"the fit of Broken gave numbers that are not finite \(shift_\)"):
+        Broken().fit(3 * np.eye(2), [0, 1])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
+import zipfile
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from longtail.core.reading import reading, require_file, require_small_archive
+from longtail.core.tensors import read_tensors
 from longtail.errors import UserError
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_best", "net")
@@ -21,15 +21,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"weights file {path} does not exist")
     if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise UserError(f"{path} is not a whole safetensors file: {error}") from error
-    try:
+        return read_tensors(path)[0]
+    require_file(path)
+    with reading(path, "a file of plain weights (tensors only, no code)"):
+        if zipfile.is_zipfile(path):
+            require_small_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise UserError(f"{path} cannot be read as plain weights (tensors only, no code): {reason}") from error
     for name in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]

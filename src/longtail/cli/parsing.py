@@ -51,6 +51,7 @@ def refuse(options: Output, names: Sequence[str], source: Path, kind: str) -> No
 def parse(kind: type[T], words: Sequence[str], command: str, text: str, default: T | None = None) -> T:
     """Options of a command from its words; `--help` prints `text` and the options, a mistake is one line."""
     require_known(kind, words, command)
+    _require_words(words)
     help_text, complaint = io.StringIO(), io.StringIO()
     # tyro knows nothing of NO_COLOR: it writes plainly to what is not a terminal.
     kept = os.environ.get("NO_COLOR") or not is_main_process()
@@ -75,6 +76,16 @@ def parse(kind: type[T], words: Sequence[str], command: str, text: str, default:
         raise
 
 
+def _require_words(words: Sequence[str]) -> None:
+    """An empty word would be taken for the current folder, and no path has a NUL."""
+    for place, word in enumerate(words):
+        if not word or (word.endswith("=") and word.startswith("--")):
+            before = word.rstrip("=") or (words[place - 1] if place else "a word")
+            raise UserError(f"{before} is empty; give a value or leave it out")
+        if "\0" in word:
+            raise UserError(f"{word!r} holds a NUL character")
+
+
 def _first_sentence(box: str) -> str:
     """What a box of tyro, drawn with lines or plain dashes, says before its first rule; help texts are left out."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box).replace("│", " ").splitlines()
@@ -82,7 +93,7 @@ def _first_sentence(box: str) -> str:
     parts = [list(part) for rule, part in itertools.groupby(lines, _is_rule) if not rule]
     said = parts[0] if parts else ["the options cannot be read"]
     if not said[0].endswith(":"):
-        return " ".join(" ".join(said).split()).rstrip(".")
+        return " ".join(" ".join(said).split()).removeprefix("Error parsing settings: ").rstrip(".")
     names = [line.strip() for line in said[1:] if not line.startswith(" " * 8)]
     return f"{said[0][0].lower()}{said[0][1:]} {', '.join(names)}"
 

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -75,15 +75,29 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def require_own(folder: Path, own: Sequence[str], kind: str) -> None:
+    """Refuse to replace a folder that holds anything but files of these names: they would be lost."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose another --out")
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    strange = [path.name for path in found if not any(path.match(pattern) for pattern in own)]
+    if strange:
+        raise UserError(f"{folder} holds files that are not part of {kind} ({strange[0]}); choose another --out")
+    if folder.is_dir() and Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder} is the current folder, which cannot be replaced; choose another --out")
+
+
 @contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
+def replacing_folder(path: Path, own: Sequence[str], kind: str) -> Iterator[Path]:
     """Give a temporary folder beside `path`; it takes the place of `path` only if the block succeeds.
 
-    One process at a time writes a folder; what others that were killed have left is removed first.
+    One process at a time writes a folder; what others that were killed have left is removed first. A folder that holds
+    anything but files of the names `own`, the parts of a `kind`, is not replaced.
     """
     path = path.resolve()
     with writing(path), locked(path):
         _restore(path)
+        require_own(path, own, kind)
         remove_unfinished(path)
         outer = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         try:

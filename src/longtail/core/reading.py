@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from longtail.errors import UserError
 
 MOST_TEXT = 1 << 30  # bytes of a text file: ten million lines of a list, and more
+MOST_UNPACKED, MOST_RATIO = 1 << 28, 50  # bytes that any archive may unpack to, and times its own size beyond that
 MOST_REASON = 160  # letters of what a library says about a file
 
 
@@ -59,6 +61,14 @@ def read_bytes(path: Path, kind: str, *, most: int) -> bytes:
         raise UserError(f"{path} is too large to be {kind}: {size:,} bytes, at most {most:,} are read")
     with reading(path, kind), path.open("rb") as file:
         return file.read(most)
+
+
+def require_small_archive(path: Path) -> None:
+    """Refuse a zip archive whose parts unpack to far more than it holds: arrays of numbers shrink little."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(part.file_size for part in archive.infolist())
+    if unpacked > MOST_UNPACKED + MOST_RATIO * path.stat().st_size:
+        raise UserError(f"{path} would unpack to {unpacked:,} bytes, far more than it holds; it is not read")
 
 
 def read_text(path: Path, kind: str, *, most: int = MOST_TEXT) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from longtail.core.reading import read_text, reason
 from longtail.errors import UserError
 
 T = TypeVar("T")
@@ -17,16 +18,11 @@ LARGEST_FILE = 1 << 28  # bytes; nothing the library writes as JSON comes near
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; an error names the file and says what is wrong with it."""
+    text = read_text(path, "a file of ours", most=LARGEST_FILE)
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise UserError(f"{path} is too large for a file of ours ({path.stat().st_size:,} bytes)")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path} is damaged: {str(error) or type(error).__name__}") from error
+        value = json.loads(text)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"{path} is damaged: {reason(error)}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds {_said(value)} instead of named values")
     return value

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from longtail.config import DataConfig
+from longtail.core.reading import read_text, reading
 from longtail.data.images import FileImages
 from longtail.data.labels import from_words
 from longtail.errors import UserError
@@ -64,12 +65,10 @@ def read_csv_splits(config: DataConfig, root: Path) -> tuple[FileImages, FileIma
 
 def _rows(path: Path) -> list[Row]:
     """(line number, cells) of every row that is not empty."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=DELIMITERS.get(path.suffix.lower(), ","))
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a CSV file: {error}") from error
+    with reading(path, "a CSV file"):
+        lines = read_text(path, "a CSV file").splitlines(keepends=True)
+        reader = csv.reader(lines, delimiter=DELIMITERS.get(path.suffix.lower(), ","))
+        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     if not rows:
         raise UserError(f"CSV file {path} is empty")
     return rows

@@ -1,4 +1,4 @@
-"""How a picture of any size becomes one of fixed size, with Pillow.
+"""How a picture of any kind and size becomes one of three colours and fixed size, with Pillow.
 
 Paper: Szegedy et al., Going Deeper with Convolutions, CVPR 2015 (random resized crop).
 """
@@ -9,9 +9,28 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 BILINEAR = Image.Resampling.BILINEAR
+MOST_16_BIT = 65535
+
+
+def as_rgb(picture: Image.Image) -> Image.Image:
+    """A picture of any kind as people see it: turned upright, 16 bits scaled to 8, three colours.
+
+    What is transparent keeps the colour that the file gives it.
+    """
+    upright = ImageOps.exif_transpose(picture)
+    if upright.mode == "F":
+        raise ValueError("its pixels are fractions, whose scale is not known")
+    if upright.mode.startswith("I"):
+        # Pillow would cut at 255, which makes nearly every picture of 16 bits white.
+        numbers = np.asarray(upright).astype(np.int64)
+        if numbers.min() < 0 or numbers.max() > MOST_16_BIT:
+            raise ValueError("it has more than 16 bits per pixel")
+        upright = Image.fromarray((numbers // 257).astype(np.uint8))
+    # Through RGBA, because Pillow reads the transparency of a palette no other way.
+    return upright.convert("RGBA").convert("RGB") if upright.mode in ("P", "PA") else upright.convert("RGB")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ a batch of indices as one uint8 tensor (B, C, H, W).
 from __future__ import annotations
 
 import hashlib
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from longtail.core.reading import reason
+from longtail.data.decode import as_rgb
 from longtail.errors import UserError
 
 SKIP = "(leave it out with --skip-broken)"
@@ -143,13 +146,13 @@ class DecodedImages(Images):
         """Decode one image to RGB; an error names the file."""
         try:
             with Image.open(self.source(index)) as picture:
-                return picture.convert("RGB")
+                return as_rgb(picture)
         except FileNotFoundError as error:
             raise UserError(f"image {self.path(index)} is missing {SKIP}") from error
         except UnidentifiedImageError as error:
             raise UserError(f"image {self.path(index)} cannot be read: it is no image {SKIP}") from error
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise UserError(f"image {self.path(index)} cannot be read: {error} {SKIP}") from error
+        except Exception as error:  # the ways in which a damaged image can fail cannot be listed
+            raise UserError(f"image {self.path(index)} cannot be read: {reason(error)} {SKIP}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +174,10 @@ class FileImages(DecodedImages):
         return self.root / str(self.paths[index])
 
     def source(self, index: int) -> Path:
-        return self.path(index)
+        path = self.path(index)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError("it is not a file")  # opening a pipe would wait for ever
+        return path
 
     def _samples(self) -> bytes:
         return "\0".join(f"{path} {_size(self.root / str(path))}" for path in self.paths).encode(errors="replace")

@@ -11,18 +11,32 @@ from torch import Tensor
 from longtail.errors import UserError
 
 Where = Callable[[int], str]
+MOST_DIGITS = 18  # of a label: it fits into 64 bits
+MOST_EMPTY, FEW_CLASSES = 10, 1000  # classes per image, and beyond that, that a list may have
 
 
 def from_numbers(
     numbers: np.ndarray, class_names: tuple[str, ...] | None, where: Where
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels (N,) that are 0..K-1 already; K is the largest + 1 unless names are given."""
+    if class_names is None:
+        _require_plausible(numbers, where)
     names = class_names or tuple(str(label) for label in range(int(numbers.max()) + 1))
     wrong = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
     if len(wrong):
         last = len(names) - 1 if class_names else ""
         raise UserError(f"{where(int(wrong[0]))}: label {numbers[wrong[0]]} is outside 0..{last}")
     return torch.from_numpy(numbers.astype(np.int64)), names
+
+
+def _require_plausible(numbers: np.ndarray, where: Where) -> None:
+    """One label that is no class, such as an identity of an image, would make millions of empty classes."""
+    place, most = int(numbers.argmax()), MOST_EMPTY * len(numbers) + FEW_CLASSES
+    if numbers[place] >= most:
+        raise UserError(
+            f"{where(place)}: label {numbers[place]} would make {int(numbers[place]) + 1:,} classes of "
+            f"{len(numbers):,} images; labels are numbered from 0 to K - 1 without large gaps"
+        )
 
 
 def from_names(
@@ -37,11 +51,19 @@ def from_names(
     return torch.tensor([numbers[word] for word in words]), names
 
 
+def whole_numbers(words: Sequence[str], where: Where) -> np.ndarray:
+    """(N,) int64 of text that is decimal."""
+    for place, word in enumerate(words):
+        if len(word) > MOST_DIGITS:
+            raise UserError(f"{where(place)}: label {word[:MOST_DIGITS]}… is too large")
+    return np.array([int(word) for word in words], np.int64)
+
+
 def from_words(
     words: Sequence[str], class_names: tuple[str, ...] | None, where: Where
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels (N,) of text: numbers if all of them are (and the classes, if given, have no other names)."""
     by_number = class_names is None or class_names == tuple(str(label) for label in range(len(class_names)))
     if by_number and all(word.lstrip("-").isdecimal() for word in words):
-        return from_numbers(np.array([int(word) for word in words]), class_names, where)
+        return from_numbers(whole_numbers(words, where), class_names, where)
     return from_names(words, class_names, where)

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from longtail.config import DataConfig
+from longtail.core.reading import read_text
 from longtail.data.csv_files import DELIMITERS, SUFFIXES, read_csv_splits
 from longtail.data.images import FileImages
+from longtail.data.labels import from_numbers, whole_numbers
 from longtail.errors import UserError
 
 
@@ -27,29 +29,25 @@ def read_list(path: Path, root: Path, *, num_classes: int | None = None, skip_br
         raise UserError(f"list file {path} does not exist")
     if not root.is_dir():
         raise UserError(f"root folder {root} does not exist")
-    paths, labels = [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    paths, words, lines = [], [], []
+    for number, line in enumerate(read_text(path, "a list file").splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            file, label = line.rsplit(maxsplit=1)
-            labels.append(int(label))
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: expected 'path label', found {line[:80]!r}") from error
-        if labels[-1] < 0 or (num_classes is not None and labels[-1] >= num_classes):
-            last = "" if num_classes is None else str(num_classes - 1)
-            raise UserError(f"{path}, line {number}: label {labels[-1]} is outside 0..{last}")
-        paths.append(file)
+        file, _, label = line.strip().replace("\t", " ").rpartition(" ")
+        if not file or not label.lstrip("-").isdecimal() or "\0" in line:
+            raise UserError(f"{path}, line {number}: expected 'path label', found {line[:80]!r}")
+        paths.append(line.rsplit(maxsplit=1)[0])
+        words.append(label)
+        lines.append(number)
     if not paths:
         raise UserError(f"list file {path} is empty")
-    classes = num_classes or max(labels) + 1
-    return FileImages(
-        labels=torch.tensor(labels),
-        class_names=tuple(str(label) for label in range(classes)),
-        root=root,
-        paths=np.array(paths),
-        skip_broken=skip_broken,
-    )
+
+    def where(place: int) -> str:
+        return f"{path}, line {lines[place]}"
+
+    known = None if num_classes is None else tuple(str(label) for label in range(num_classes))
+    labels, names = from_numbers(whole_numbers(words, where), known, where)
+    return FileImages(labels=labels, class_names=names, root=root, paths=np.array(paths), skip_broken=skip_broken)
 
 
 def read_lists(

@@ -23,6 +23,7 @@ import torch
 from longtail.config import DataConfig
 from longtail.core.files import cache_folder, replacing
 from longtail.core.locks import locked
+from longtail.core.reading import reading, require_file
 from longtail.data.images import DecodedImages
 from longtail.data.labels import from_names, from_numbers
 from longtail.errors import UserError
@@ -30,6 +31,7 @@ from longtail.errors import UserError
 IMAGE_NAMES = ("image", "img", "picture", "images")
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
 COPIED_ROWS = 256
+KIND = "a whole Parquet file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +102,11 @@ def read_parquet(
         if not file.is_file():
             raise UserError(f"Parquet file {file} does not exist")
         parquet = _parquet()
-        try:
+        require_file(file)
+        with reading(file, KIND):
             schema = parquet.read_schema(file)
             image_column = _column(schema, IMAGE_NAMES, file)
             tables.append(parquet.read_table(file, columns=[_column(schema, LABEL_NAMES, file)]).column(0))
-        except (OSError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{file} is not a whole Parquet file: {error}") from error
     values = np.concatenate([column.to_numpy() for column in tables])
     if len(values) == 0:
         raise UserError(f"{files[0]} has no rows")
@@ -115,7 +114,8 @@ def read_parquet(
     def where(place: int) -> str:
         return f"{files[0].parent}, row {place}"
 
-    known = class_names or _named_classes(_parquet().read_schema(files[0]))
+    with reading(files[0], KIND):
+        known = class_names or _named_classes(_parquet().read_schema(files[0]))
     if values.dtype.kind in "iu":
         labels, names = from_numbers(values, known, where)
     elif all(isinstance(value, str) for value in values):

@@ -16,8 +16,9 @@ from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
-from longtail.tasks.calibration import CALIBRATION_FILE, read_calibration
+from longtail.tasks.calibration import CALIBRATION_FILE, OWN_FILES, read_calibration
 
+CARD_FILE = "README.md"
 SHOWN_CLASSES = 100
 
 
@@ -26,9 +27,9 @@ def write_package(source: Path, out: Path) -> tuple[None, str]:
     run = Run.open(source)
     model = run.load_model()  # only weights that load are worth sharing
     card = model_card(run)
-    with replacing_folder(out) as folder:
+    with replacing_folder(out, (*OWN_FILES, CARD_FILE), "a model") as folder:
         write_model(folder / MODEL_FILE, model, {"class_names": run.class_names})
-        write_text(folder / "README.md", card)
+        write_text(folder / CARD_FILE, card)
         if run.calibration:
             read_calibration(source, model=run.model_identity)
             write_text(folder / CALIBRATION_FILE, (source / CALIBRATION_FILE).read_text(encoding="utf-8"))

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from longtail.core.mapped import read
+from longtail.core.reading import read_text, reading, require_file, require_small_archive
 from longtail.errors import UserError
 from longtail.outputs.checks import as_counts, as_labels, as_logits
 from longtail.outputs.record import KIND, Outputs
@@ -88,27 +88,20 @@ def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
+    with reading(path, "a whole .npz file of plain arrays"):
+        require_small_archive(path)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a whole .npz file of plain arrays") from error
 
 
 def _read_npy(path: Path) -> dict[str, np.ndarray]:
-    try:
+    require_file(path)
+    with reading(path, "a whole .npy file of a plain array"):
         return {"logits": np.load(path, mmap_mode="r", allow_pickle=False)}
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is not a whole .npy file of a plain array") from error
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file") from error
+    lines = read_text(path, "a CSV file of logits").splitlines()
     columns = [column.strip().strip('"').lower() for column in lines[0].split(",")] if lines else []
     if "" in columns:
         raise UserError(

@@ -74,6 +74,12 @@ class Outputs:
             value = getattr(self, name)
             if value is not None and len(value) != known:
                 raise UserError(f"outputs have {known} classes, but {name} is of {len(value)}")
+        for name in ("head_weight", "head_bias"):
+            value = getattr(self, name)
+            if value is not None and (value.dtype.kind not in "fiu" or not np.isfinite(value).all()):
+                raise UserError(f"{name} of outputs must be finite real numbers")
+        if self.class_names and len(self.class_names) != known:
+            raise UserError(f"outputs have {known} classes, but {len(self.class_names)} class names")
         for name, meaning in (
             ("labels", "classes"),
             ("class_counts", "training samples"),

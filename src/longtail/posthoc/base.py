@@ -118,7 +118,19 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
         self.classes_, self.n_features_in_ = data.classes, data.num_classes
         self._fit(data, validation)
+        self._require_finite()
         return self
+
+    def _require_finite(self) -> None:
+        """Numbers too large to compute with must not look like an answer."""
+        fitted = {name: value for name, value in vars(self).items() if name.endswith("_")}
+        for name, value in fitted.items():
+            is_number = isinstance(value, np.ndarray | float) and np.asarray(value).dtype.kind == "f"
+            if is_number and not np.isfinite(value).all():
+                raise UserError(
+                    f"the fit of {type(self).__name__} gave numbers that are not finite ({name}): logits, class counts "
+                    "or norms of the head are too large or too small to compute with"
+                )
 
     def check_settings(self) -> None:
         """Refuse settings that cannot be, before anything is fitted."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from longtail.core.files import write_json
+from longtail.core.files import replacing_folder, require_own, write_json
 from longtail.core.progress import QUIET, Display
 from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.errors import UserError
@@ -27,6 +27,7 @@ from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrations_of
 from longtail.tasks.calibration import read_calibration
 
+OWN_FILES = PAGE_FILE, NUMBERS_FILE, FIGURES = "index.html", "report.json", "figures"
 BESIDE = ("marc", "disalign", "crt", "lws")
 
 
@@ -99,7 +100,8 @@ def write_report(
     out: Path,
     display: Display,
 ) -> tuple[Path, Summary]:
-    """Figures, page and the numbers behind them."""
+    """Figures, page and the numbers behind them, in a folder that appears whole."""
+    require_own(out, OWN_FILES, "a report")  # now, not after minutes of work
     has_features = train.features is not None and held_out.features is not None
     others = []
     for name in BESIDE:
@@ -109,9 +111,11 @@ def write_report(
     display.line("solving the operating points")
     summary = summarise(train, held_out, validation=validation, after=after, others=others)
     display.line("drawing")
-    write_figures(summary, out / "figures")
-    write_json(out / "report.json", page_data(summary, context))
-    return write_page(summary, context, out / "index.html"), summary
+    with replacing_folder(out, OWN_FILES, "a report") as folder:
+        write_figures(summary, folder / FIGURES)
+        write_json(folder / NUMBERS_FILE, page_data(summary, context))
+        write_page(summary, context, folder / PAGE_FILE)
+    return out / PAGE_FILE, summary
 
 
 def title_of(run: Run) -> str:

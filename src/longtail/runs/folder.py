@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from longtail.config import TrainConfig, from_dict
-from longtail.core.files import write_json
+from longtail.core.files import settle, write_json
 from longtail.core.formats import FORMAT, format_of
 from longtail.core.tensors import has_digests, read_header, read_tensors, write_tensors
 from longtail.data.augment import Transform
@@ -56,6 +56,7 @@ class Run:
     def open(cls, folder: Path | str) -> Run:
         """Open an existing run; an error says what is missing."""
         folder = Path(folder)
+        settle(folder)
         if not (folder / RUN_FILE).is_file():
             raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}")
         return cls(folder, read_record(folder / RUN_FILE))
@@ -69,7 +70,10 @@ class Run:
 
     @cached_property
     def config(self) -> TrainConfig:
-        return from_dict(self.record.config)
+        try:
+            return from_dict(self.record.config)
+        except UserError as error:
+            raise UserError(f"{self.folder / RUN_FILE} is damaged: {error}") from error
 
     @property
     def data_name(self) -> str:

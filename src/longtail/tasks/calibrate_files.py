@@ -17,6 +17,8 @@ from longtail.posthoc.base import PostHoc, fit_outputs
 from longtail.tasks.calibration import (
     CALIBRATED,
     HEAD_FILE,
+    KIND,
+    OWN_FILES,
     Comparison,
     compare_outputs,
     require_free,
@@ -48,7 +50,7 @@ def calibrate_files(
     fitted_on = validation if method.fitted_on_unseen else train
     assert fitted_on is not None
     scores = []
-    with replacing_folder(out) as folder:
+    with replacing_folder(out, OWN_FILES, KIND) as folder:
         for outputs in held_out:
             calibrated = np.asarray(method.transform(outputs))
             scores.append(compare_outputs(outputs, calibrated))

@@ -17,7 +17,15 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc, fit_outputs
 from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.runs.record import CalibrationRecord
-from longtail.tasks.calibration import Comparison, compare_outputs, require_free, write_calibration, write_scores
+from longtail.tasks.calibration import (
+    KIND,
+    OWN_FILES,
+    Comparison,
+    compare_outputs,
+    require_free,
+    write_calibration,
+    write_scores,
+)
 
 
 def calibrate_run(
@@ -63,7 +71,7 @@ def calibrate_run(
         scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]
         fitted_on = train or validation
         assert fitted_on is not None
-        with replacing_folder(folder) as temporary:
+        with replacing_folder(folder, OWN_FILES, KIND) as temporary:
             _write(temporary, extractor, method, known, name, fitted_on, scores)
     world.barrier()
     return folder, scores

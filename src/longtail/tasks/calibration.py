@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from longtail.core.files import write_json
+from longtail.core.files import require_own, write_json
 from longtail.core.formats import FORMAT, format_of
 from longtail.core.records import as_record, read_json
 from longtail.errors import UserError
@@ -29,6 +29,7 @@ from longtail.runs.folder import MODEL_FILE, RUN_FILE
 CALIBRATION_FILE = "calibration.json"
 HEAD_FILE = "head.safetensors"
 CALIBRATED = "-calibrated.safetensors"
+KIND = "a calibration"
 # Everything that commands of ours leave in such a folder; a folder with anything else is not replaced.
 OWN_FILES = (
     CALIBRATION_FILE,
@@ -100,13 +101,8 @@ def compare_outputs(outputs: Outputs, calibrated: np.ndarray) -> Comparison:
 
 def require_free(folder: Path, *, overwrite: bool) -> None:
     """Refuse a folder that holds a calibration already, or anything that is not ours to replace."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; choose another --out")
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    strange = [path.name for path in found if not any(path.match(pattern) for pattern in OWN_FILES)]
-    if strange:
-        raise UserError(f"{folder} holds files that are not part of a calibration ({strange[0]}); choose another --out")
-    if found and not overwrite:
+    require_own(folder, OWN_FILES, KIND)
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
 
 

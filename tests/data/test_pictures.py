@@ -1,0 +1,84 @@
+"""Pictures of every kind come out as people see them."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from longtail.data.decode import Resize
+from longtail.data.images import FileImages
+from longtail.errors import UserError
+
+SIZE = 4
+RAMP = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
+
+
+def read(path) -> np.ndarray:
+    """(H, W, 3) of one picture, as training reads it."""
+    images = FileImages(labels=torch.tensor([0]), class_names=("0",), root=path.parent, paths=np.array([path.name]))
+    pixels, _ = images.read(np.array([0]), Resize(SIZE), np.empty((1, 0)))
+    return pixels[0].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_sixteen_bits_are_scaled(tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    Image.fromarray(RAMP).save(path)
+    assert np.array_equal(read(path), np.repeat(RAMP[..., None] // 257, 3, axis=2))
+
+
+def test_a_photo_is_turned_upright(tmp_path):
+    pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
+    pixels[0] = 255  # the upper row
+    picture, exif = Image.fromarray(pixels), Image.Exif()
+    exif[0x0112] = 6  # the camera was held so that the left side of the file is the top of the scene
+    picture.save(tmp_path / "a.png", exif=exif)
+    assert np.array_equal(read(tmp_path / "a.png"), np.rot90(pixels, -1))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])
+def test_other_modes_keep_their_colours(tmp_path, mode):
+    whole = np.zeros((SIZE, SIZE, 3), np.uint8)
+    whole[:2] = 255
+    path = tmp_path / ("a.jpg" if mode in ("CMYK", "YCbCr") else "a.png")
+    Image.fromarray(whole).convert(mode).save(path)
+    assert np.abs(read(path).astype(int) - whole).max() <= 3
+
+
+def test_a_palette_with_transparent_entries_keeps_its_colours(tmp_path):
+    picture = Image.new("P", (SIZE, SIZE), 1)
+    picture.putpalette([0, 0, 0, 10, 200, 30])
+    picture.save(tmp_path / "a.png", transparency=bytes([0, 128]))
+    assert (read(tmp_path / "a.png") == [10, 200, 30]).all()
+
+
+def test_fractions_and_more_than_sixteen_bits_are_refused(tmp_path):
+    Image.fromarray(np.full((2, 2), 0.5, np.float32)).save(tmp_path / "a.tif")
+    with pytest.raises(UserError, match="its pixels are fractions"):
+        read(tmp_path / "a.tif")
+    Image.fromarray(np.full((2, 2), 10**6, np.int32)).save(tmp_path / "b.tif")
+    with pytest.raises(UserError, match="more than 16 bits"):
+        read(tmp_path / "b.tif")
+
+
+def test_a_pipe_among_the_images_is_no_image(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"a.png cannot be read: it is not a file"):
+        read(tmp_path / "a.png")
+
+
+def test_cut_and_damaged_images_are_one_line(tmp_path):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(tmp_path / "whole.png")
+    whole = (tmp_path / "whole.png").read_bytes()
+    path, said = tmp_path / "a.png", []
+    for place in range(0, len(whole), 97):
+        for content in (whole[:place], whole[:place] + b"\xff\x00\xff" + whole[place + 3 :]):
+            path.write_bytes(content)
+            try:
+                read(path)
+            except UserError as error:
+                said.append(str(error))
+    assert len(said) > len(whole) // 97
+    assert all(len(line.splitlines()) == 1 for line in said)
