@@ -157,6 +157,7 @@ LISTS = {
     "large.txt": b"a.png 0\nb.png 100000000\n",
     "negative.txt": b"a.png -1\n",
     "words.txt": b"a.png cat\n",
+    "dashes.txt": b"a.png --5\n",
     "alone.txt": b"0\n",
     "latin.csv": "path,label\né.png,0\n".encode("latin-1"),
     "digits.csv": b"path,label\na.png," + b"9" * 5000 + b"\n",

@@ -204,3 +204,29 @@ def test_torch_sees_the_same_numbers_after_a_stop(run, tmp_path):
     longtail.train(SHORT, run, resume=True)
     one, two = (read_tensors(folder / "model.safetensors")[0] for folder in (tmp_path / "whole", run))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_comparison_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypatch, capfd, number):
+    from longtail.cli import main
+
+    words = [
+        "compare",
+        "digits-lt",
+        "--epochs",
+        "1",
+        "--methods",
+        "softmax",
+        "--seeds",
+        "0",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
+    words += ["--out", str(tmp_path / "out")]
+    asked = iter(range(1, 1000))
+    monkeypatch.setattr(StopRequest, "requested", lambda self, world: number if next(asked) == 3 else 0)
+    assert main(words) == 128 + number
+    assert capfd.readouterr().err == "longtail: stopped after step 3; the same command goes on from there\n"
+    assert main(words) == 0
+    assert (tmp_path / "out" / "results.csv").is_file()

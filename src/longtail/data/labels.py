@@ -51,6 +51,10 @@ def from_names(
     return torch.tensor([numbers[word] for word in words]), names
 
 
+def is_whole_number(word: str) -> bool:
+    return word.removeprefix("-").isdecimal()
+
+
 def whole_numbers(words: Sequence[str], where: Where) -> np.ndarray:
     """(N,) int64 of text that is decimal."""
     for place, word in enumerate(words):
@@ -64,6 +68,6 @@ def from_words(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels (N,) of text: numbers if all of them are (and the classes, if given, have no other names)."""
     by_number = class_names is None or class_names == tuple(str(label) for label in range(len(class_names)))
-    if by_number and all(word.lstrip("-").isdecimal() for word in words):
+    if by_number and all(map(is_whole_number, words)):
         return from_numbers(whole_numbers(words, where), class_names, where)
     return from_names(words, class_names, where)

@@ -19,7 +19,7 @@ from longtail.config import DataConfig
 from longtail.core.reading import read_text
 from longtail.data.csv_files import DELIMITERS, SUFFIXES, read_csv_splits
 from longtail.data.images import FileImages
-from longtail.data.labels import from_numbers, whole_numbers
+from longtail.data.labels import from_numbers, is_whole_number, whole_numbers
 from longtail.errors import UserError
 
 
@@ -33,11 +33,11 @@ def read_list(path: Path, root: Path, *, num_classes: int | None = None, skip_br
     for number, line in enumerate(read_text(path, "a list file").splitlines(), 1):
         if not line.strip():
             continue
-        file, _, label = line.strip().replace("\t", " ").rpartition(" ")
-        if not file or not label.lstrip("-").isdecimal() or "\0" in line:
+        file, *label = line.rsplit(maxsplit=1)
+        if not label or not is_whole_number(label[0]) or "\0" in line:
             raise UserError(f"{path}, line {number}: expected 'path label', found {line[:80]!r}")
-        paths.append(line.rsplit(maxsplit=1)[0])
-        words.append(label)
+        paths.append(file)
+        words += label
         lines.append(number)
     if not paths:
         raise UserError(f"list file {path} is empty")
