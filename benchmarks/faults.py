@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 OPERATIONS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link")
 # Numbers that depend on the clock, and words that depend on how the command was given.
-PASSING = ("images_per_s", "seconds", "command", "started_by")
+PASSING = ("images_per_s", "seconds", "command", "started_by", "time", "load")
 
 
 @dataclass(frozen=True)
