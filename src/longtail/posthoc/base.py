@@ -133,7 +133,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         fitted = {name: value for name, value in vars(self).items() if name.endswith("_")}
         for name, value in fitted.items():
             is_number = isinstance(value, np.ndarray | float) and np.asarray(value).dtype.kind == "f"
-            if is_number and not np.isfinite(value).all():
+            # Minus infinity is the shift of a class that a target prior rules out.
+            if is_number and (np.isnan(value) | np.isposinf(value)).any():
                 raise UserError(
                     f"the fit of {type(self).__name__} gave numbers that are not finite ({name}): logits, class counts "
                     "or norms of the head are too large or too small to compute with"
