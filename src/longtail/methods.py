@@ -24,6 +24,7 @@ from longtail.losses import (
     Seesaw,
     WeightedCrossEntropy,
 )
+from longtail.losses.base import Loss
 from longtail.networks.bbn import BBN, BBNObjective
 from longtail.networks.causal_norm import CausalNorm
 from longtail.networks.classifier import Classifier, classifier_of_form
@@ -73,12 +74,17 @@ class TrainMethod:
 
 
 def of_loss(loss: type[nn.Module]) -> Callable[..., nn.Module]:
-    """The objective of a loss `Loss(class_counts, *, …)` on plain batches, with its options."""
+    """The objective of a loss `Loss(class_counts, *, …)` on plain batches, with its options.
+
+    How losses of samples become one number, and that none is ignored, is the business of training.
+    """
 
     def build(class_counts: Tensor, **options: object) -> nn.Module:
         return Objective(loss(class_counts, **options))
 
-    build.__signature__ = inspect.signature(loss)  # type: ignore[attr-defined]
+    signature, training = inspect.signature(loss), inspect.signature(Loss).parameters
+    own = [parameter for name, parameter in signature.parameters.items() if name not in training]
+    build.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
     return build
 
 
