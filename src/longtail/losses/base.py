@@ -35,7 +35,7 @@ class Loss(nn.Module):
         ignore_index: samples with this target do not count.
     """
 
-    def __init__(self, *, reduction: Reduction = "mean", ignore_index: int = IGNORE_INDEX) -> None:
+    def __init__(self, *, reduction: Reduction, ignore_index: int) -> None:
         super().__init__()
         self.reduction = choose("reduction", reduction, ("mean", "sum", "none"))
         if not isinstance(ignore_index, Integral) or isinstance(ignore_index, bool):
@@ -99,9 +99,7 @@ class LogitsLoss(Loss):
     one_class = ""
     """Why every sample must have one true class, where it must."""
 
-    def __init__(
-        self, *, reduction: Reduction = "mean", ignore_index: int = IGNORE_INDEX, label_smoothing: float = 0.0
-    ) -> None:
+    def __init__(self, *, reduction: Reduction, ignore_index: int, label_smoothing: float) -> None:
         super().__init__(reduction=reduction, ignore_index=ignore_index)
         self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, at_most=1)
 

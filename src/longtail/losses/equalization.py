@@ -3,7 +3,9 @@
     w_ij = 1 - beta_ij * rare_j * (j is not y_i),    beta_ij ~ Bernoulli(gamma),    rare_j: n_j / sum n < threshold
     loss = mean_i -log( exp(z_iy) / sum_j w_ij exp(z_ij) )
 
-The paper's softmax form, for classification. Its threshold is a share of the training samples.
+The paper's softmax form, for classification. Its threshold is a share of the training samples, and 0.005
+is the value for CIFAR: it makes 1 of the 10 classes of CIFAR-10-LT 100 rare and 52 of the 100 of
+CIFAR-100-LT 100. The 0.00177 of detection on LVIS is made for 1,230 classes: none of ten would be rare.
 
 Paper: Tan et al., Equalization Loss for Long-Tailed Object Recognition, CVPR 2020.
 """

@@ -24,7 +24,8 @@ class Focal(LogitsLoss):
     """Focal loss; class weights multiply it and do not enter p.
 
     The gradient goes through the factor (1 - p)^gamma, as in the paper; some releases cut it off there.
-    Some others weight the cross-entropy before p is formed from it, which makes p^w of p.
+    Some others weight the cross-entropy before p is formed from it, which makes p^w of p. Gamma is 2
+    as in the paper; LDAM-DRW's experiments have 1.
 
     Args:
         gamma: focusing, at least 0.

@@ -5,7 +5,8 @@
     S_c = log mean_i exp(z_ic - log pi_c + log 1/K)
 
 The regulariser takes the raw logits. A class absent from the batch has 0 for its mean and keeps its
-S_c, as in the released code. At test the raw logits are used.
+S_c, as in the released code. At test nothing is subtracted: the raw logits are those of a balanced test
+set, and for another one the logarithm of its class shares is added.
 
 Paper: Hong et al., Disentangling Label Distribution for Long-Tailed Visual Recognition, CVPR 2021.
 """

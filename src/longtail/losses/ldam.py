@@ -3,7 +3,8 @@
     m_c = n_c^(-1/4), rescaled so that the largest is max_margin
     loss = CE(s * (cos - m_y for the true class), y),    cos the cosines of features and class vectors
 
-Deferred re-weighting (DRW) is a schedule: see `longtail.networks.deferred`.
+The margin is there in training only: at test the class with the largest cosine is taken. Deferred
+re-weighting (DRW) is a schedule: see `longtail.networks.deferred`.
 
 Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
 """
