@@ -1,11 +1,13 @@
 """Every loss on logits takes what `nn.CrossEntropyLoss` takes, with the same meaning, or refuses it by name."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import longtail
 from longtail.errors import UserError
 
 COUNTS = (1000, 200, 30, 5, 1)
@@ -276,6 +278,18 @@ def test_a_loss_of_one_true_class_refuses_soft_targets_and_label_smoothing(hard)
 def test_bad_settings_are_named(every, settings, message):
     with pytest.raises(UserError, match=message):
         every(COUNTS, **settings)
+
+
+def test_the_table_in_the_docs_says_what_is_refused_and_why(losses):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row.startswith("| `")]
+    assert {row[0].split("`")[1] for row in rows} == set(longtail.losses.__all__)
+    for case in losses:
+        loss = case(COUNTS)
+        form = f'"{loss.form}"' if isinstance(loss, longtail.losses.ClassBalanced) else ""
+        (row,) = [row for row in rows if row[0].startswith(f"`{type(loss).__name__}`") and form in row[0]]
+        assert row[1].split(":")[0] == ("yes" if case.soft else "no")
+        assert loss.one_class.removeprefix(f"in the {getattr(loss, 'form', '')} form ") in row[1]
 
 
 # torch.compile

@@ -62,7 +62,7 @@ class ClassBalanced(CountsLoss):
         self.gamma = number("gamma", gamma, at_least=0)
         self.divide_by = as_divide_by(divide_by)
         if self.form != "softmax":
-            self.require_one_class(f"in the {self.form} form the weight of the one true class multiplies all terms")
+            self.require_one_class(f"in the {self.form} form the weight of the one true class multiplies all K terms")
 
     def weights(self, like: Tensor) -> Tensor:
         """Weights (K,) in the type of another tensor."""
