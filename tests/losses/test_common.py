@@ -195,7 +195,7 @@ def test_bad_batches_are_named(every, change, message):
     ],
 )
 def test_bad_settings_are_named(loss, settings, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"^{message}"):
         loss(COUNTS, **settings)
 
 

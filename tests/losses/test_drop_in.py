@@ -276,7 +276,7 @@ def test_a_loss_of_one_true_class_refuses_soft_targets_and_label_smoothing(hard)
     ],
 )
 def test_bad_settings_are_named(every, settings, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"^{message}"):
         every(COUNTS, **settings)
 
 

@@ -169,5 +169,5 @@ def test_bad_batches_are_named(features, target, message):
     ],
 )
 def test_bad_settings_are_named(settings, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"^{message}"):
         SupCon(**settings)
