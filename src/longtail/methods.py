@@ -54,7 +54,7 @@ class TrainMethod:
         paper: where it comes from.
         objective: class_counts (K,) and options → what is minimised.
         model: backbone, class_counts (K,) and options → the network.
-        samplers: one stream of images each; several streams share the batch. Two streams of one name
+        samplers: one stream of images each; a step draws a full batch of each. Two streams of one name
             show the same images, augmented differently.
         needs: what it asks for beyond images and labels.
     """
