@@ -111,6 +111,7 @@ def test_recipes_and_methods_can_be_chosen(out):
     more = ["--recipes", "cifar100-lt-100", "--methods", "softmax", "marc:gamma=0.5"]
     assert main(["reproduce", "table-parameters", *TOY, "--out", str(out), *more]) == 0
     page = (out / "table-parameters" / "README.md").read_text()
+    assert "**On cifar100-lt-100 instead of the paper's cifar100-lt-200, imagenet-lt.**" in page
     assert "| MARC (gamma 0.5) | 2K | 20 |" in page
     assert "| Softmax | network |  |" in page
 
@@ -125,11 +126,22 @@ def test_data_that_is_not_there_is_named_before_any_training(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_network_of_other_classes_is_named_before_any_training(tmp_path, cifar_root, capsys):
+    words = ["table-stage-one", "--recipes", "cifar100-lt-100", "cifar10-lt-100", "--root", str(cifar_root)]
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
+    assert "table-stage-one takes recipes of the same classes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["figure-gamma", "--toy"], "missing from longtail reproduce: --out PATH"),
         (["figure-gamma", "--methods", "marc", "--out", "x"], "figure-gamma compares no other methods"),
+        (
+            ["figure-gamma", "--recipes", "digits-lt", "cifar10-lt-100", "--out", "x"],
+            "shows one data set; give --recipes one",
+        ),
         (["table-formulas", "--recipes", "digits-lt", "--out", "x"], "table-formulas needs no data"),
         (["table-cifar", "--recipes", "cifar10", "--out", "x"], "unknown recipe 'cifar10'"),
         (["table-cifar", "--toy", "--download", "--out", "x"], "--toy needs no data; leave --download out"),

@@ -7,7 +7,6 @@ OUT/NAME/     README.md with the table or figure, results.json with its numbers,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ import numpy as np
 from longtail.config import TrainConfig, describe, differences
 from longtail.core.files import write_json, write_text
 from longtail.core.formats import FORMAT
-from longtail.core.progress import Display
 from longtail.core.provenance import provenance
-from longtail.data.open import open_splits
-from longtail.errors import UserError
 from longtail.extraction.run import Extractor
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES, SHOTS
@@ -27,66 +23,13 @@ from longtail.recipes import RECIPES
 from longtail.report import f1, paper_tables
 from longtail.report.build import calibrated_elsewhere
 from longtail.report.figures import write_figures
-from longtail.report.paper import NUMBERS, Item
 from longtail.report.summary import Summary, fitted, summarise
-from longtail.runs.folder import Run, build_posthoc_for
-from longtail.tasks.cells import BASE, Cell, Result
-from longtail.tasks.compare import compare
-from longtail.tasks.tables import Row, write_tables
-from longtail.tasks.tables import summarise as table_rows
+from longtail.report.work import Work, require_data
+from longtail.runs.folder import build_posthoc_for
+from longtail.tasks.tables import Row
 
 Made = tuple[list[str], Any]  # lines of Markdown, and the numbers behind them
 MEANS = ("logits", "margins")
-
-
-@dataclass(frozen=True)
-class Work:
-    """An item with everything it is made from.
-
-    Args:
-        name: of the item.
-        item: its entry in the table of items.
-        configs: recipe → its training run.
-        out: folder of runs and results.
-        seeds: drawings show the first.
-        methods: what to compare instead of the item's.
-        jobs: cells at a time.
-        display: where progress is shown.
-    """
-
-    name: str
-    item: Item
-    configs: dict[str, TrainConfig]
-    out: Path
-    seeds: tuple[int, ...]
-    methods: tuple[str, ...]
-    jobs: int
-    display: Display
-
-    @property
-    def folder(self) -> Path:
-        return self.out / self.name
-
-    def methods_of(self, recipe: str) -> tuple[str, ...]:
-        """Methods to compare on a recipe: given, the item's, or the paper's on this data."""
-        every = dict.fromkeys(method for known in self.item.recipes for method in NUMBERS.get(known, {}))
-        return self.methods or self.item.methods or tuple(NUMBERS.get(recipe, every))
-
-    def compared(self, recipe: str, methods: tuple[str, ...], seeds: tuple[int, ...]) -> list[Result]:
-        config, out = self.configs[recipe], self.out / recipe
-        self.display.line(f"{recipe}: {describe(config)}")
-        return compare(config, methods, out, seeds=seeds, jobs=self.jobs, display=self.display)
-
-    def rows(self, recipe: str) -> list[Row]:
-        """The comparison on a recipe; its own tables are left beside its cells."""
-        results = self.compared(recipe, self.methods_of(recipe), self.seeds)
-        rows = table_rows(results, self.out / recipe / "cells")
-        write_tables(rows, results, self.out / recipe, describe(self.configs[recipe]))
-        return rows
-
-    def run(self, recipe: str, seed: int) -> Run:
-        """The Softmax run of a recipe."""
-        return Run.open(Cell(BASE, seed, self.configs[recipe], 1, self.out / recipe).run_folder(BASE))
 
 
 def reproduce(work: Work) -> Path:
@@ -100,8 +43,13 @@ def reproduce(work: Work) -> Path:
     beside = [f"- {key}: {value}" for key, value in origin.items()]
     others = [recipe for recipe, config in work.configs.items() if config.data != RECIPES[recipe].data]
     if others:
-        warning = f"**Made from other data in the place of {', '.join(others)}: do not compare it with the paper.**"
-        body = [warning, "", *body]
+        body = [
+            f"**Made from other data in the place of {', '.join(others)}: do not compare it with the paper.**",
+            "",
+            *body,
+        ]
+    if instead := [recipe for recipe in work.configs if recipe not in work.item.recipes]:
+        body = [f"**On {', '.join(instead)} instead of the paper's {', '.join(work.item.recipes)}.**", "", *body]
     title = f"# {work.item.where}: {work.item.what}"
     write_json(work.folder / "results.json", {"format": FORMAT, "item": work.name, **origin, "numbers": numbers})
     return write_text(work.folder / "README.md", "\n".join([title, "", *body, "", *beside]) + "\n")
@@ -111,21 +59,6 @@ def _departures(recipe: str, config: TrainConfig) -> str:
     """What was trained, and every setting that is not the recipe's."""
     changed = differences(RECIPES[recipe], config)
     return describe(config) + (f" (departs from the recipe: {'; '.join(changed)})" if changed else "")
-
-
-def require_data(work: Work) -> None:
-    """Complain of all data sets that are not there, before anything is trained."""
-    missing: dict[str, str] = {}
-    for recipe, config in work.configs.items():
-        try:
-            open_splits(config).split("test")
-        except UserError as error:
-            missing.setdefault(config.data, f"{recipe}: {error}")
-    if missing:
-        raise UserError(
-            f"{work.name} needs {', '.join(missing)}: {'; '.join(missing.values())} (or name the recipes whose data "
-            "you have with --recipes, or look at it with --toy)"
-        )
 
 
 def _formulas(work: Work) -> Made:

@@ -65,7 +65,8 @@ def main(arguments: list[str]) -> int:
     _check(first, name)
     assert first.out is not None
     configs = {recipe: _config(recipe, words, first.toy) for recipe in first.recipes or item.recipes}
-    from longtail.report.reproduce import Work, reproduce
+    from longtail.report.reproduce import reproduce
+    from longtail.report.work import Work
 
     display = first.display()
     if first.download:
@@ -96,6 +97,8 @@ def _check(options: Reproduce, name: str) -> None:
         raise UserError(f"{name} compares no other methods; leave --methods out")
     if options.recipes and not item.recipes:
         raise UserError(f"{name} needs no data; leave --recipes out")
+    if len(options.recipes) > 1 and item.figures:
+        raise UserError(f"{name} shows one data set; give --recipes one name")
     for recipe in options.recipes:
         choose("recipe", recipe, RECIPES)
     if not options.seeds:
