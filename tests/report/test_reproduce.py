@@ -13,8 +13,12 @@ from longtail.metrics.scores import evaluate_logits
 from longtail.report.paper import ITEMS, NUMBERS
 
 TOY = ["--toy", "--iterations", "4", "--seeds", "0", "--device", "cpu", "--quiet"]
-# Fewer recipes where the methods are many.
-SMALLER = {"table-cifar": ["--recipes", "cifar10-lt-100", "cifar100-lt-200"]}
+# Fewer recipes or methods where they are many; table-imagenet has all of its own.
+SMALLER = {
+    "table-cifar": ["--recipes", "cifar10-lt-100", "cifar100-lt-200"],
+    "table-inaturalist": ["--methods", "softmax", "hybrid-sc", "tau-norm", "marc"],
+    "table-places": ["--methods", "softmax", "oltr", "causal-norm", "marc"],
+}
 
 
 @pytest.fixture(scope="module")
