@@ -131,7 +131,7 @@ def test_data_that_is_not_there_is_named_before_any_training(tmp_path, capsys):
 
 
 def test_a_network_of_other_classes_is_named_before_any_training(tmp_path, cifar_root, capsys):
-    words = ["table-stage-one", "--recipes", "cifar100-lt-100", "cifar10-lt-100", "--root", str(cifar_root)]
+    words = ["table-stage-one", "--recipes", "cifar100-lt-100", "cifar10-lt-100", "--root", str(cifar_root / "python")]
     assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
     assert "table-stage-one takes recipes of the same classes" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
