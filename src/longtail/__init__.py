@@ -13,6 +13,7 @@ from longtail.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from longtail import backbones, data, losses, metrics, networks, posthoc, sklearn
     from longtail.config import TrainConfig
+    from longtail.data.counts import class_counts
     from longtail.data.open import open_splits
     from longtail.errors import UserError
     from longtail.exports import export
@@ -62,6 +63,7 @@ else:
         "UserError": "errors",
         "VectorScaling": "posthoc.scaling",
         "calibrate": "tasks.calibrate",
+        "class_counts": "data.counts",
         "compare": "tasks.compare",
         "diagnose": "tasks.diagnose",
         "distribution": "tasks.class_distribution",
@@ -112,6 +114,7 @@ __all__ = [
     "VectorScaling",
     "backbones",
     "calibrate",
+    "class_counts",
     "compare",
     "data",
     "diagnose",
