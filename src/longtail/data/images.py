@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -187,27 +186,3 @@ def _size(path: Path) -> int:
 
 def _as_array(picture: Image.Image) -> np.ndarray:
     return np.asarray(picture, dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class Splits:
-    """One data set as a method sees it: what to train on, what to choose on, what to report on."""
-
-    name: str
-    train: Images
-    validation: Images | None
-    test: Images | None
-    mean: Sequence[float]
-    std: Sequence[float]
-    group_counts: Tensor
-    """(K,) training images per class before validation images were held out."""
-    validation_from_training: bool = False
-    """Whether the validation images were cut from the training images."""
-
-    def split(self, name: str) -> Images:
-        """The split called train, validation or test; an error says what to do when there is none."""
-        found: Images | None = getattr(self, name)
-        if found is None:
-            remedy = "train with --validation 0.1" if name == "validation" else "give --test-list"
-            raise UserError(f"{self.name} has no {name} split here; {remedy}")
-        return found

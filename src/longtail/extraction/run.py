@@ -14,8 +14,9 @@ from longtail.backbones.folding import folded
 from longtail.backbones.inference import BATCH
 from longtail.core.files import locked
 from longtail.core.progress import QUIET, Display
-from longtail.data.images import Images, Splits
+from longtail.data.images import Images
 from longtail.data.loading import in_order, load, resident
+from longtail.data.splits import Splits
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError, whole_number
 from longtail.extraction.model import head_arrays, run_batch, watching

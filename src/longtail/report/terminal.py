@@ -146,7 +146,7 @@ def _measures(found: ClassDistribution) -> str:
     counts = found.class_counts
     sizes = ", ".join(f"{size:,} {split}" for split, size in found.images.items())
     return (
-        f"{len(counts):,} classes; images: {sizes}\n"
+        f"{found.found or f'{len(counts):,} classes; images: {sizes}'}\n"
         f"largest class {counts.max():,}, median {np.median(counts):g}, smallest {counts.min():,}\n"
         f"{imbalance_text(found)}; Gini coefficient {found.gini:.2f}"
     )

@@ -25,8 +25,9 @@ from longtail.core.files import write_json
 from longtail.core.formats import FORMAT, format_of
 from longtail.core.tensors import read_header, read_tensors, write_tensors
 from longtail.data.augment import Transform
-from longtail.data.images import Images, Splits
+from longtail.data.images import Images
 from longtail.data.open import open_splits
+from longtail.data.splits import Splits
 from longtail.errors import UserError
 from longtail.networks.head import fingerprint
 from longtail.runs.network import build_network, transforms, with_head_of_kind

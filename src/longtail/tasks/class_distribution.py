@@ -12,6 +12,7 @@ from longtail.data.open import open_splits
 from longtail.data.sources import find_data
 from longtail.metrics.scores import shot_groups, shot_names
 from longtail.metrics.table import SHOTS
+from longtail.recipes import RECIPES
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,17 @@ class ClassDistribution:
     Args:
         name: of the data set.
         class_names: K names.
-        class_counts: (K,) training images per class.
+        class_counts: (K,) training images per class, before validation images are held out of them: scores of
+            many, medium and few go by the same numbers.
         images: images of each split there is.
+        found: where they were found, in one sentence.
     """
 
     name: str
     class_names: tuple[str, ...]
     class_counts: np.ndarray
     images: dict[str, int]
+    found: str = ""
 
     @property
     def order(self) -> np.ndarray:
@@ -91,11 +95,12 @@ def distribution(data: str | Path, root: str | None = None) -> ClassDistribution
     """The class distribution of a recipe's data, an image folder or a file that lists images.
 
     >>> distribution("digits-lt").class_counts.tolist()
-    [103, 70, 48, 32, 23, 15, 10, 7, 4, 2]
+    [114, 78, 53, 36, 25, 17, 11, 8, 5, 3]
     """
     splits = open_splits(find_data(str(data), root), need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
-    return ClassDistribution(str(data), splits.train.class_names, splits.train.class_counts.numpy(), sizes)
+    name = str(data) if str(data) in RECIPES else splits.name
+    return ClassDistribution(name, splits.train.class_names, splits.group_counts.numpy(), sizes, splits.found())
 
 
 def gini(counts: np.ndarray) -> float:

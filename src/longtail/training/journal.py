@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longtail.config import TrainConfig, differences, to_dict
 from longtail.core.files import remove_unfinished, write_text
-from longtail.data.images import Splits
+from longtail.data.splits import Splits
 from longtail.distributed.store import launch_id
 from longtail.distributed.world import World
 from longtail.errors import UserError

@@ -10,6 +10,7 @@ import tyro
 from longtail.cli.commands.train import starting_point
 from longtail.cli.parsing import Output, parse
 from longtail.config import TrainConfig
+from longtail.data.sources import name_of
 from longtail.errors import UserError
 
 HELP = """Compare methods on one data set over several seeds.
@@ -81,4 +82,4 @@ def describe(config: TrainConfig) -> str:
     """The comparison in one line."""
     tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
     length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
-    return f"{config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"
+    return f"{name_of(config)}{tail}, {config.backbone}, {length} of batch {config.batch_size}"
