@@ -8,7 +8,7 @@ import numpy as np
 
 from longtail.config import DataConfig, TrainConfig
 from longtail.core.files import cache_folder
-from longtail.data.images import Images
+from longtail.data.images import DecodedImages, Images
 from longtail.data.imbalance import long_tail_counts, long_tail_indices, validation_indices
 from longtail.data.sources import SOURCES, Statistics, find_data, name_of
 from longtail.data.splits import Splits
@@ -67,7 +67,8 @@ def _cut_tail(train: Images, config: DataConfig) -> Images:
     counts = long_tail_counts(train.num_classes, int(train.class_counts.min()), config.imbalance, config.profile)
     if config.shuffle_classes:
         counts = np.random.default_rng((config.seed, train.num_classes)).permutation(counts)
-    return train.subset(long_tail_indices(labels, counts, config.seed))
+    cut = train.subset(long_tail_indices(labels, counts, config.seed))
+    return cut.on_its_own() if isinstance(cut, DecodedImages) else cut
 
 
 def _require_every_class(train: Images, name: str) -> None:

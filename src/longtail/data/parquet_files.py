@@ -12,19 +12,18 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from longtail.config import DataConfig
 from longtail.core.files import cache_folder, locked, replacing
 from longtail.data.file_names import SPLITS, split_of
-from longtail.data.images import DecodedImages
+from longtail.data.images import DecodedImages, file_state
 from longtail.data.labels import from_names, from_numbers
 from longtail.data.splits import ReadSplits
 from longtail.errors import UserError
@@ -41,19 +40,17 @@ class ParquetImages(DecodedImages):
     Args:
         files: in this order.
         column: what the images are called.
-        rows: one row per image, counted through all files.
+        lines: one row of the files per image, counted through all of them.
     """
 
     files: tuple[Path, ...]
     column: str
-    rows: np.ndarray = field(repr=False)
-
-    def subset(self, indices: np.ndarray) -> ParquetImages:
-        return replace(self, labels=self.labels[torch.from_numpy(indices)], rows=self.rows[indices])
+    lines: np.ndarray = field(repr=False)
+    per_image = ("lines",)
 
     def path(self, index: int) -> Path:
         """FILE/row N, as errors call it."""
-        row = int(self.rows[index])
+        row = int(self.lines[index])
         for file in self.files:
             count = _parquet().ParquetFile(file).metadata.num_rows
             if row < count:
@@ -63,10 +60,14 @@ class ParquetImages(DecodedImages):
 
     def _samples(self) -> bytes:
         known = [(file.name, file.stat().st_size) for file in self.files]
-        return json.dumps([known, self.column]).encode() + self.rows.astype(np.int64).tobytes()
+        return json.dumps([known, self.column]).encode() + self.lines.astype(np.int64).tobytes()
+
+    def state(self) -> bytes:
+        known = [file_state(file) for file in self.files]
+        return json.dumps([known, self.column]).encode() + self.lines.astype(np.int64).tobytes()
 
     def source(self, index: int) -> Path | BytesIO:
-        cell = _copied(self.files, self.column)[int(self.rows[index])].as_py()
+        cell = _copied(self.files, self.column)[int(self.lines[index])].as_py()
         content, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if content is None and name:
             return self.path(index).parent.parent / str(name)
@@ -131,7 +132,7 @@ def read_parquet(
         skip_broken=skip_broken,
         files=tuple(files),
         column=image_column,
-        rows=np.arange(len(values)),
+        lines=np.arange(len(values)),
     )
 
 
@@ -179,7 +180,7 @@ def _copied(files: tuple[Path, ...], column: str) -> Any:
     """The image column of all files as one memory-mapped array; copied once, by one process."""
     import pyarrow as pa
 
-    states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    states = [file_state(file) for file in files]
     key = hashlib.sha256(json.dumps([states, column]).encode()).hexdigest()[:24]
     path = cache_folder() / "parquet" / f"{key}.arrow"
     with locked(path):

@@ -3,6 +3,7 @@
     RUN/run.json                configuration, versions, class names and counts, digests of the images
     RUN/metrics.jsonl           one line per evaluation
     RUN/checkpoint.safetensors  to go on from; removed when training is done
+    RUN/progress.txt            images seen so far, while it is trained
     RUN/model.safetensors       the trained network
 
 A calibrated model is a run folder too, so every command takes either.
@@ -33,11 +34,12 @@ from longtail.networks.head import fingerprint
 from longtail.runs.network import build_network, transforms, with_head_of_kind
 from longtail.runs.record import CalibrationRecord, RunRecord, SplitRecord, read_record
 
-RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
+RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE = (
     "run.json",
     "model.safetensors",
     "checkpoint.safetensors",
     "metrics.jsonl",
+    "progress.txt",
 )
 
 

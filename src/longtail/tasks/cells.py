@@ -200,7 +200,7 @@ def train_cell(cell: Cell, entry: Entry) -> Run:
         if changed:
             raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
     if not (folder / MODEL_FILE).is_file():
-        train(config, folder, resume=exists)
+        train(config, folder, resume=exists, progress=False)
     return Run.open(folder)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from longtail.cli.parsing import Output, parse
+from longtail.core.machine import WORKERS
 
 HELP = """Score a trained model on one split of its data.
 
@@ -34,7 +35,7 @@ class Evaluate(Output):
     """Folder of the data set, if it has moved since training."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
-    workers: int = 4
+    workers: int = WORKERS
     """Processes that decode images read from files."""
 
 

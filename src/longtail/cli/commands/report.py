@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from longtail.cli.parsing import Output, parse, refuse
+from longtail.core.machine import WORKERS
 from longtail.errors import UserError
 
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
@@ -41,7 +42,7 @@ class Report(Output):
     """File: held-out logits and labels to choose the operating point by."""
     root: str | None = None
     """Run: folder of the data set, if it has moved since training."""
-    workers: int = 4
+    workers: int = WORKERS
     """Run: processes that decode images read from files."""
 
 
