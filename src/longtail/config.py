@@ -53,7 +53,7 @@ class TrainConfig(DataConfig):
     sampler: str | None = None
     """Order of the images, instead of the method's own: instance, class-balanced, square-root, …"""
 
-    backbone: str = "digits"
+    backbone: str
     """Network: digits, resnet8/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50."""
     weights: str | None = None
     """Start from the weights in this .safetensors or .pth file."""
