@@ -22,9 +22,10 @@ class ClassDistribution:
     Args:
         name: of the data set.
         class_names: K names.
-        class_counts: (K,) training images per class, before validation images are held out of them: scores of
-            many, medium and few go by the same numbers.
+        class_counts: (K,) training images per class.
         images: images of each split there is.
+        group_counts: (K,) the same before validation images were held out: classes are many-, medium- or few-shot by
+            these. None if they are `class_counts`.
         found: where they were found, in one sentence.
     """
 
@@ -32,7 +33,12 @@ class ClassDistribution:
     class_names: tuple[str, ...]
     class_counts: np.ndarray
     images: dict[str, int]
+    group_counts: np.ndarray | None = None
     found: str = ""
+
+    @property
+    def _for_groups(self) -> np.ndarray:
+        return self.class_counts if self.group_counts is None else self.group_counts
 
     @property
     def order(self) -> np.ndarray:
@@ -57,11 +63,11 @@ class ClassDistribution:
     @property
     def shots(self) -> list[str]:
         """The group of each class: many, medium or few."""
-        return shot_names(self.class_counts)
+        return shot_names(self._for_groups)
 
     def group(self, name: str) -> tuple[int, int]:
         """Classes and images of a group."""
-        mask = shot_groups(self.class_counts)[name]
+        mask = shot_groups(self._for_groups)[name]
         return int(mask.sum()), int(self.class_counts[mask].sum())
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +106,8 @@ def distribution(data: str | Path, root: str | None = None) -> ClassDistribution
     splits = open_splits(find_data(str(data), root), need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
     name = str(data) if str(data) in RECIPES else splits.name
-    return ClassDistribution(name, splits.train.class_names, splits.group_counts.numpy(), sizes, splits.found())
+    counts, before = splits.train.class_counts.numpy(), splits.group_counts.numpy()
+    return ClassDistribution(name, splits.train.class_names, counts, sizes, before, splits.found())
 
 
 def gini(counts: np.ndarray) -> float:

@@ -7,6 +7,7 @@ bit from its last checkpoint.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,6 +25,7 @@ from longtail.distributed.world import World, join
 from longtail.errors import UserError, choose
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import Metrics
+from longtail.recipes import with_authors_settings
 from longtail.runs.network import build_network, image_channels
 from longtail.runs.score import score
 from longtail.training.checkpoint import TrainState
@@ -85,8 +87,9 @@ class Trainer:
         self.journal.require_usable(resume=resume, overwrite=overwrite)
         world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
         self.streams = Streams(config, self.splits, self.method.samplers, world, self.display)
-        self.plan = Plan.of(config, len(self.splits.train), len(self.streams.samplers))
         self.state = self._new_state()
+        streams, stages = len(self.streams.samplers), self.state.objective.stages
+        self.plan = Plan.of(config, len(self.splits.train), streams=streams, stages=stages)
         self.journal.restore(self.state)
         if not self.journal.finished:
             self.streams.open_images()
@@ -207,7 +210,9 @@ def train(
         progress: show how far it is, in a terminal or a notebook.
         display: where progress is shown, instead.
     """
-    config = recipe_for(config) if isinstance(config, str) else config
+    config = with_authors_settings(recipe_for(config) if isinstance(config, str) else config)
+    if config.data == "places-lt" and config.weights is None:
+        warnings.warn("the paper starts Places-LT from ImageNet weights: give them with --weights FILE", stacklevel=2)
     display = display or Display(quiet=not progress)
     with join(config.device) as world, _own_random_numbers(world.device):
         if download:

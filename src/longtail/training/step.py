@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from longtail.config import TrainConfig
 from longtail.core.progress import Display
 from longtail.data.loading import Batch
 from longtail.distributed.world import World
-from longtail.networks.objective import Progress
+from longtail.networks.objective import Objective, Progress
 from longtail.training.checkpoint import TrainState
 from longtail.training.plan import Plan
 
@@ -21,7 +22,7 @@ from longtail.training.plan import Plan
 class TrainingStep(nn.Module):
     """From batches to the loss: the unit that is distributed."""
 
-    def __init__(self, model: nn.Module, objective: nn.Module) -> None:
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
@@ -36,8 +37,9 @@ def take_step(
     """One optimiser step over the parts of a batch; returns the mean loss."""
     seeds = np.random.SeedSequence((config.seed, state.step, world.rank)).generate_state(1, np.uint64)
     torch.manual_seed(int(seeds[0]))
+    progress = plan.progress(state.step)
     for group in state.optimizer.param_groups:
-        group["lr"] = plan.learning_rate(state.step)
+        group["lr"] = progress.lr * state.objective.rate(group["part"], progress)
     step.train()
     state.optimizer.zero_grad()
     total = torch.zeros((), device=world.device)
@@ -45,7 +47,7 @@ def take_step(
         if isinstance(step, DistributedDataParallel):
             step.require_backward_grad_sync = number == len(parts)
         with torch.autocast(world.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            loss = step(batches, plan.progress(state.step)) / len(parts)
+            loss = step(batches, progress) / len(parts)
         loss.backward()
         total += loss.detach()
     state.optimizer.step()
@@ -54,8 +56,17 @@ def take_step(
 
 
 def new_optimizer(model: nn.Module, objective: nn.Module, config: TrainConfig) -> torch.optim.SGD:
-    trained = [*model.parameters(), *objective.parameters()]
-    return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay)
+    """SGD over the parts of the network, each with a learning rate of its own."""
+    return torch.optim.SGD(_parts(model, objective), config.lr, config.momentum, weight_decay=config.weight_decay)
+
+
+def _parts(model: nn.Module, objective: nn.Module) -> list[dict[str, Any]]:
+    """Trained parameters by the part of the network they belong to, for the optimiser."""
+    parts: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        parts.setdefault(name.split(".")[0], []).append(parameter)
+    parts["objective"] = list(objective.parameters())
+    return [{"params": parameters, "part": part} for part, parameters in parts.items() if parameters]
 
 
 def compiled(model: nn.Module, images: Tensor, display: Display) -> nn.Module:
