@@ -56,6 +56,22 @@ def _read(
     return images, _split_column(header, body, path)
 
 
+def paths_of_table(path: Path) -> list[str]:
+    """The paths in a .csv or .tsv file of images, with or without labels."""
+    rows = _rows(path)
+    first = [cell.lower() for cell in rows[0][1]]
+    named = [first.index(name) for name in PATH_NAMES if name in first]
+    column = named[0] if named else 0
+    is_header = bool(named) or not is_image(Path(rows[0][1][0]))
+    for number, row in rows[1:]:
+        if len(row) <= column or not row[column]:
+            raise UserError(f"{path}, line {number}: expected a path, found {','.join(row)[:80]!r}")
+    body = rows[1:] if is_header else rows
+    if not body:
+        raise UserError(f"CSV file {path} has no rows below its header")
+    return [row[column] for _, row in body]
+
+
 def _split_column(header: list[str], body: list[Row], path: Path) -> np.ndarray | None:
     """The split of each row, if the file has a column that says it."""
     places = [place for place, name in enumerate(header) if name.lower() == "split"]

@@ -83,12 +83,19 @@ def _asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def plotly_script() -> str:
-    """Plotly's own bundle for browsers."""
+def require_plotly() -> None:
+    """An error now, not after minutes of computing, if the page could not be written."""
     try:
-        from plotly.offline import get_plotlyjs
+        import plotly.offline  # noqa: F401
     except ImportError as error:
         raise UserError("the report page needs the extra: pip install 'longtail[report]'") from error
+
+
+def plotly_script() -> str:
+    """Plotly's own bundle for browsers."""
+    require_plotly()
+    from plotly.offline import get_plotlyjs
+
     return str(get_plotlyjs())
 
 
