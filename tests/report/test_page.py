@@ -229,10 +229,20 @@ def test_advice_fits_the_splits(real_summary, tmp_path):
 
 
 def test_confusions_promise_no_images_and_blame_no_standstill(visit, real_summary, tmp_path):
-    same = replace(real_summary.confusions[0], before=0.4, after=0.4)
-    page = visit(write_page(replace(real_summary, confusions=[same]), CONTEXT, tmp_path / "index.html"))
+    first = real_summary.confusions[0]
+    # Neither class is recognised after calibration: that the first is taken for another class now is no gain.
+    elsewhere = replace(first, before=1.0, after=0.0, accuracy_before=0.0, accuracy_after=0.0)
+    better, worse = (replace(first, accuracy_before=0.4, accuracy_after=value) for value in (0.5, 0.3))
+    summary = replace(real_summary, confusions=[elsewhere, better, worse], new_confusions=[worse])
+    page = visit(write_page(summary, CONTEXT, tmp_path / "index.html"))
     assert page.get_by_role("heading", name="The worst").inner_text() == "The worst"
-    assert page.locator("#worst .note").get_attribute("class").strip() == "note"
+    notes = page.locator("#worst .note")
+    moods = [notes.nth(place).get_attribute("class").strip() for place in range(6)]
+    assert moods == ["note", "note", "note", "note good", "note", "note bad"]
+    assert notes.nth(0).inner_text() == "100 % before, 0 % after"
+    assert notes.nth(1).inner_text().endswith(": 0 % → 0 %")
+    assert page.get_by_role("heading", name="New: more often than before").count() == 1
+    assert page.locator("#new .note").nth(1).inner_text().endswith(": 40 % → 30 %")
 
 
 def test_a_thousand_classes_fit(visit, tmp_path):

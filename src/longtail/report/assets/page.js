@@ -202,17 +202,20 @@ function drawMethods() {
   byId("checkpoints").replaceChildren(element("h3", "Effect of the stage-one data"), list);
 }
 
-function drawWorst() {
-  const pairs = data.worst.map((item) => {
+function drawPairs(id) {
+  const pairs = data[id].map((item) => {
     const made = element("div", undefined, { class: "pair" });
     const text = element("div");
     text.append(element("strong", item.truth), " taken for ", element("strong", item.taken_for));
-    const mood = item.after < item.before ? "good" : item.after > item.before ? "bad" : "";
-    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: `note ${mood}` });
-    made.append(text, note, ...item.pictures.map((source) => element("img", undefined, { src: source, alt: `${item.truth} taken for ${item.taken_for}` })));
+    // What counts is whether the true class is recognised: a class that is taken for another one now has gained nothing.
+    const [had, has] = item.accuracy;
+    const mood = has > had ? "good" : has < had ? "bad" : "";
+    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: "note" });
+    const accuracy = element("div", `accuracy of ${item.truth}: ${had} % → ${has} %`, { class: `note ${mood}` });
+    made.append(text, note, accuracy, ...item.pictures.map((source) => element("img", undefined, { src: source, alt: `${item.truth} taken for ${item.taken_for}` })));
     return made;
   });
-  byId("worst").replaceChildren(...pairs);
+  byId(id).replaceChildren(...pairs);
 }
 
 const SHOTS = ["few", "medium", "many"];
@@ -285,4 +288,4 @@ addEventListener("resize", () => {
   clearTimeout(waiting);
   waiting = setTimeout(drawCharts, 100);
 });
-drawCards(); drawMethods(); drawWorst(); drawClasses(); drawCharts();
+drawCards(); drawMethods(); drawPairs("worst"); drawPairs("new"); drawClasses(); drawCharts();
