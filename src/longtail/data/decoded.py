@@ -20,13 +20,14 @@ import PIL
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from longtail.core import mapped
 from longtail.core.files import cache_folder, locked
 from longtail.core.progress import QUIET, Display
 from longtail.core.version import __version__
 from longtail.data.images import Decode, DecodedImages, Images, as_array
+from longtail.data.worker_processes import in_order_of
 from longtail.errors import UserError
 
 FORMAT = 1  # of the file; to be raised when images are decoded otherwise
@@ -185,10 +186,7 @@ class _Pieces(Dataset[list[np.ndarray | None]]):
 def _decoded(images: DecodedImages, decode: Decode | None, workers: int) -> Iterator[list[np.ndarray | None]]:
     firsts = range(0, len(images), TOGETHER)
     pieces = _Pieces(images, decode)
-    for piece in DataLoader(pieces, batch_size=None, sampler=firsts, num_workers=workers, collate_fn=_as_it_is):
-        if isinstance(piece, UserError):
-            raise piece
-        yield piece
+    yield from in_order_of(pieces, firsts, workers, collate=_as_it_is)
 
 
 def _as_it_is(piece: list[np.ndarray | None]) -> list[np.ndarray | None]:

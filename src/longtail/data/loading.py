@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from longtail.core.progress import QUIET, Display
 from longtail.data.augment import Transform
 from longtail.data.decoded import StoredImages, decoded_once
 from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.data.samplers import Draw
+from longtail.data.worker_processes import in_order_of
 from longtail.errors import UserError
 
 
@@ -100,21 +100,10 @@ def load(
     device = device or torch.device("cpu")
     drawn = _DrawnBatches(images, transform)
     decodes = isinstance(images, DecodedImages) or (isinstance(images, StoredImages) and not images.finished)
-    source = _by_workers(drawn, plan, workers, pin=device.type == "cuda") if decodes else drawn.several(plan)
+    source = in_order_of(drawn, plan, workers, pin=device.type == "cuda") if decodes else drawn.several(plan)
     for pixels, labels, indices in source:
         moved = pixels.to(device, non_blocking=True)
         yield Batch(transform.normalise(moved), labels.to(device, non_blocking=True), indices)
-
-
-def _by_workers(drawn: _DrawnBatches, plan: Iterable[Draw], workers: int, *, pin: bool) -> Iterator[Drawn]:
-    with warnings.catch_warnings():
-        # Who asks for more workers than cores has a reason: files that are slow to come.
-        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
-        loader = DataLoader(drawn, batch_size=None, sampler=plan, num_workers=workers, pin_memory=pin)
-    for batch in loader:
-        if isinstance(batch, UserError):
-            raise batch
-        yield batch
 
 
 def in_order(size: int, batch_size: int, *, first: int = 0, rank: int = 0, world_size: int = 1) -> list[Draw]:

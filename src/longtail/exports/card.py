@@ -145,8 +145,8 @@ def _loading(run: Run) -> str:
 import longtail
 
 model = longtail.load(".")  # the folder of this file
-found = model.predict("new-photos")  # images, folders, lists; pictures of Pillow, arrays
-print(found.names, found.probabilities)  # preprocessing is done inside
+found = model.predict(images)  # paths of images or folders, pictures of Pillow, or uint8 arrays
+print(found.names, found.probabilities)  # pictures are prepared inside
 ```
 
 To run the network alone: `model.network(images)` takes images (N, {channels}, {side}, {side}) to logits
