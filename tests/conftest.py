@@ -34,6 +34,14 @@ def _shared_folder() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that tests decode or copy goes to the cache folder of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LONGTAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Golden numbers and real data, where they are at hand."""

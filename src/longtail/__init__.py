@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from longtail.posthoc.tempered import Tempered
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
+    from longtail.runs.prediction import load
     from longtail.tasks.calibrate import calibrate
     from longtail.tasks.class_distribution import distribution
     from longtail.tasks.class_distribution import distribution as profile
     from longtail.tasks.compare import compare
     from longtail.tasks.diagnose import diagnose
+    from longtail.training.defaults import recipe_for
     from longtail.training.loop import train
 else:
     # Name → where it is at home; the same as above.
@@ -72,8 +74,10 @@ else:
         "export": "exports",
         "extract": "extraction.model",
         "find_head": "networks.head",
+        "load": "runs.prediction",
         "margins": "metrics.margins",
         "open_splits": "data.open",
+        "recipe_for": "training.defaults",
         "train": "training.loop",
     }
     _EARLIER_NAMES = {"profile": "distribution"}
@@ -124,6 +128,7 @@ __all__ = [
     "export",
     "extract",
     "find_head",
+    "load",
     "losses",
     "margins",
     "metrics",
@@ -131,6 +136,7 @@ __all__ = [
     "open_splits",
     "posthoc",
     "profile",
+    "recipe_for",
     "sklearn",
     "train",
 ]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from longtail.core.machine import WORKERS
 from longtail.errors import UserError, choose
 
 
@@ -54,14 +55,15 @@ class TrainConfig(DataConfig):
     sampler: str | None = None
     """Order of the images, instead of the method's own: instance, class-balanced, square-root, …"""
 
-    backbone: str = "digits"
-    """Network: digits, resnet8/20/32/44/56 (CIFAR), resnet10/50/101/152, resnext50."""
+    backbone: str
+    """Network: digits, resnet8/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50."""
     weights: str | None = None
     """Start from the weights in this .safetensors or .pth file."""
     image_size: int | None = None
     """Side of the square pictures read from files are brought to."""
     augment: tuple[str, ...] = ()
-    """Augmentations in order: crop, small-crop, flip, autoaugment, cutout, jitter, resized-crop."""
+    """Augmentations in order: crop, small-crop, flip, vertical-flip, rotate, quarter-turn, cutout, autoaugment,
+    jitter, resized-crop. The page on augmentation in the docs shows each."""
 
     epochs: float | None = None
     """Length of training in passes over the data (or give --iterations)."""
@@ -88,8 +90,10 @@ class TrainConfig(DataConfig):
     """Arithmetic of the forward pass."""
     compile: bool = False
     """Compile the network with torch.compile."""
-    workers: int = 4
+    workers: int = WORKERS
     """Processes that decode images read from files."""
+    cache_gb: float = 4.0
+    """Decode images read from files once, into $LONGTAIL_CACHE, if they take at most this many GB; 0 for never."""
     evaluate_every: int = 1
     """Epochs between evaluations on the validation split."""
     checkpoint_every: int = 1
@@ -105,7 +109,7 @@ class TrainConfig(DataConfig):
 
 
 # May differ when a run is resumed: they say where the work is done, not what is computed.
-PLACES = ("root", "device", "workers", "checkpoint_every")
+PLACES = ("root", "device", "workers", "cache_gb", "checkpoint_every")
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
@@ -151,8 +155,8 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     return [f"{name}: {before[name]} → {after[name]}" for name in before if before[name] != after[name]]
 
 
-def describe(config: TrainConfig) -> str:
-    """Data, tail, network and length of training in one line."""
+def describe(config: TrainConfig, name: str | None = None) -> str:
+    """Data (or what they are called), tail, network and length of training in one line."""
     tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
     length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
-    return f"{config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"
+    return f"{name or config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"

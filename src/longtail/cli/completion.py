@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longtail.cli.main import COMMANDS
 from longtail.cli.option_names import ALWAYS, Word, words_of
 from longtail.cli.parsing import Output
+from longtail.cli.starting_point import CONFIG
 from longtail.data.sources import SOURCES
 from longtail.recipes import RECIPES
 from longtail.report.paper import ITEMS
 
 # Commands whose first word may be a recipe.
 OF_RECIPES = ("train", "compare", "distribution")
-# Read before the options of these commands are parsed.
-CONFIG = Word("--config", takes_value=True, is_path=True)
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,7 @@ def _command(name: str, summary: str) -> Command:
         if isinstance(value, type) and issubclass(value, Output) and value.__module__ == module.__name__
     )
     names = _names(name)
-    words = [
-        Word(word.name, word.takes_value, word.is_path, word.choices or names.get(word.name, ()))
-        for word in words_of(kind)
-    ]
+    words = [replace(word, choices=word.choices or names.get(word.name, ())) for word in words_of(kind)]
     options = [word for word in words if word.name.startswith("--")]
     if name in ("train", "compare", "reproduce"):
         options.append(CONFIG)
@@ -61,7 +57,7 @@ def _command(name: str, summary: str) -> Command:
 def _names(command: str) -> dict[str, tuple[str, ...]]:
     """Names that options take, by option."""
     from longtail.backbones import BACKBONES
-    from longtail.data.augment import AUGMENTATIONS
+    from longtail.data.augment import AUGMENTATION_NAMES
     from longtail.data.samplers import SAMPLERS
     from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 
@@ -71,7 +67,7 @@ def _names(command: str) -> dict[str, tuple[str, ...]]:
         "--recipes": tuple(RECIPES),
         "--backbone": tuple(BACKBONES),
         "--data": tuple(SOURCES),
-        "--augment": (*AUGMENTATIONS, "resized-crop"),
+        "--augment": AUGMENTATION_NAMES,
         "--sampler": SAMPLERS,
         "--device": ("auto", "cpu", "cuda", "mps"),
     }

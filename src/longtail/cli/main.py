@@ -28,6 +28,7 @@ COMMANDS = {
     "reproduce": "make a table or figure of the paper from nothing, beside the paper's numbers",
     "diagnose": "is this model long-tail biased? would calibration help?",
     "report": "an HTML page and figures: margins, accuracy, operating points, before and after",
+    "predict": "names and probabilities for new images",
     "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
     "methods": "list every method: family, paper, what it trains and what it needs",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",

@@ -18,8 +18,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from longtail.core.arrays import as_array
 from longtail.core.random_state import random_state_kept
-from longtail.data.images import Images, Splits
+from longtail.data.images import Images
 from longtail.data.labels import LABEL_NAMES, as_class_numbers
+from longtail.data.splits import Splits
 from longtail.errors import UserError, whole_number
 
 

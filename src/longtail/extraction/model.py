@@ -55,7 +55,8 @@ def extract(
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
-    display: Display = QUIET,
+    progress: bool = True,
+    display: Display | None = None,
 ) -> Outputs:
     """Run a model over a loader once and keep features, logits and labels.
 
@@ -72,9 +73,11 @@ def extract(
         class_counts: (K,) training samples per class, if the loader does not show the training set.
         split: what the loader shows: train, validation or test.
         device: where to run: auto, cpu, cuda, …
-        display: where progress is shown.
+        progress: show how far it is, in a terminal or a notebook.
+        display: where progress is shown, instead.
     """
     choose("dtype", dtype, DTYPES)
+    display = display or Display(quiet=not progress)
     known: dict[str, Any] = {"head": head, "class_counts": class_counts, "split": split, "device": device}
     if path is None:
         return extract_with_head(model, loader, Rows(np.dtype(dtype)), display=display, **known)[0]

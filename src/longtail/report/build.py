@@ -139,7 +139,7 @@ def title_of(run: Run) -> str:
     """Data set, tail and backbone in a few words."""
     config = run.config
     tail = f"-LT {config.imbalance:g}" if config.profile != "none" else ""
-    return f"{config.data}{tail}, {config.backbone}"
+    return f"{run.data_name}{tail}, {config.backbone}"
 
 
 def checkpoint_row(

@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from longtail.backbones.inference import evaluating
+from longtail.core.progress import Display
 from longtail.extraction.model import extract, extract_with_head
 from longtail.networks.head import head_of, unwrap, with_head
 from longtail.outputs.writer import Rows
@@ -28,6 +29,7 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    progress: bool = True,
 ) -> tuple[Model, MARC]: ...
 
 
@@ -41,6 +43,7 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    progress: bool = True,
 ) -> tuple[Model, Method]: ...
 
 
@@ -53,6 +56,7 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    progress: bool = True,
 ) -> tuple[nn.Module, PostHoc]:
     """Calibrate a trained model: (a new model of the same class, the fitted method).
 
@@ -66,14 +70,16 @@ def calibrate(
         head: name of the last linear layer; without, it is the one whose output the model gives.
         class_counts: (K,) training samples per class, if the loader does not show all of them.
         device: where to run the model.
+        progress: show how far it is, in a terminal or a notebook.
     """
     method = MARC() if method is None else method
-    rows = Rows(np.dtype(np.float32))
-    train, head = extract_with_head(model, loader, rows, head=head, class_counts=class_counts, device=device)
+    display, rows = Display(quiet=not progress), Rows(np.dtype(np.float32))
+    shown: dict[str, Any] = {"device": device, "display": display}
+    train, head = extract_with_head(model, loader, rows, head=head, class_counts=class_counts, **shown)
     held_out = None
     if validation is not None:
         counts = train.class_counts
-        held_out = extract(model, validation, head=head, class_counts=counts, split="validation", device=device)
+        held_out = extract(model, validation, head=head, class_counts=counts, split="validation", **shown)
     fit_outputs(method, train, held_out)
     with evaluating(unwrap(model)):  # where reading a weight computes it, that must not change it
         calibrated = method.head(head_of(model, head))

@@ -27,23 +27,11 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.candidates import Trial
 from longtail.posthoc.heads import LinearHead
-from longtail.runs.folder import MODEL_FILE, RUN_FILE
+from longtail.runs.own_files import strangers
 
 CALIBRATION_FILE = "calibration.json"
 HEAD_FILE = "head.safetensors"
 CALIBRATED = "-calibrated.safetensors"
-# Everything that commands of ours leave in such a folder; a folder with anything else is not replaced.
-OWN_FILES = (
-    CALIBRATION_FILE,
-    HEAD_FILE,
-    RUN_FILE,
-    MODEL_FILE,
-    f"*{CALIBRATED}",
-    "before-after-*.json",
-    "metrics-*.json",
-    "outputs",
-    "report",
-)
 
 
 @dataclass(frozen=True)
@@ -110,11 +98,9 @@ def require_free(folder: Path, *, overwrite: bool) -> None:
     """Refuse a folder that holds a calibration already, or anything that is not ours to replace."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out")
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    strange = [path.name for path in found if not any(path.match(pattern) for pattern in OWN_FILES)]
-    if strange:
+    if strange := strangers(folder):
         raise UserError(f"{folder} holds files that are not part of a calibration ({strange[0]}); choose another --out")
-    if found and not overwrite:
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
 
 

@@ -7,6 +7,7 @@ OUT/cells/METHOD-seedN.json and .npz   scores, and the predictions on the test s
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -26,7 +27,7 @@ from longtail.metrics.scores import evaluate_logits
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc, fit_outputs
 from longtail.recipes import with_authors_settings
-from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, build_posthoc_for
+from longtail.runs.folder import METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE, Run, build_posthoc_for
 from longtail.training.loop import train
 from longtail.training.plan import Plan
 
@@ -188,13 +189,16 @@ class Cell:
         return stored
 
     def images_seen(self) -> int:
-        """Training images that the run of a stage-one cell has seen, by its journal."""
-        journal = self.run_folder(self.entry) / METRICS_FILE
-        lines = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
+        """Training images that the run of a stage-one cell has seen: by its steps, or its last evaluation."""
+        folder = self.run_folder(self.entry)
+        found = 0
+        with suppress(OSError, ValueError):  # not trained now, or being written
+            found = int((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
         try:
-            return int(json.loads(lines[-1])["images"]) if lines else 0
-        except ValueError:  # being written
-            return 0
+            lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+            return max(found, int(json.loads(lines[-1])["images"]))
+        except (OSError, ValueError, IndexError):
+            return found
 
 
 def train_cell(cell: Cell, entry: Entry) -> Run:
@@ -206,7 +210,7 @@ def train_cell(cell: Cell, entry: Entry) -> Run:
         if changed:
             raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
     if not (folder / MODEL_FILE).is_file():
-        train(config, folder, resume=exists)
+        train(config, folder, resume=exists, progress=False)
     return Run.open(folder)
 
 

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import tyro
 
-from longtail.cli.commands.train import starting_point
 from longtail.cli.parsing import Output, parse
+from longtail.cli.starting_point import starting_point
 from longtail.config import TrainConfig, describe
+from longtail.data.sources import name_of
 from longtail.errors import UserError
 
 HELP = """Compare methods on one data set over several seeds.
 
-longtail compare RECIPE --methods NAME … --out FOLDER [OPTIONS]
+longtail compare DATA --methods NAME … --out FOLDER [OPTIONS]
 
 Every decision-boundary method of a seed repairs the same softmax model; every stage-one method sees
 the same number of images. Cells that are done are not done again: the same command goes on after an
 interruption, and adding methods or seeds costs only the new cells. Options of a method are written
-name:option=value. Recipes, --config and all settings of training are those of `longtail train`.
+name:option=value. DATA (a recipe, or the path of images), --config and all settings of training are
+those of `longtail train`.
 
 Leaves results.csv (tidy), results.json, table.md and table.tex in FOLDER.
 
@@ -54,15 +56,17 @@ def refuse_single(given: TrainConfig, start: TrainConfig) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    start, rest = starting_point(arguments)
-    default = Compare(settings=start, methods=tyro.MISSING, out=tyro.MISSING)
-    options = parse(Compare, rest, "compare", HELP, default=default)
-    refuse_single(options.settings, start)
+    start = starting_point(Compare, "compare", arguments)
+    default = Compare(settings=start.config, methods=tyro.MISSING, out=tyro.MISSING)
+    options = parse(Compare, start.words, "compare", HELP, default=default)
+    refuse_single(options.settings, start.config)
     from longtail.report.terminal import terminal_table
     from longtail.tasks.compare import compare
     from longtail.tasks.tables import summarise, write_tables
 
     display = options.display()
+    if start.found:
+        display.line(start.found.sentence(options.settings))
     results = compare(
         options.settings,
         options.methods,
@@ -73,7 +77,7 @@ def main(arguments: list[str]) -> int:
         display=display,
     )
     rows = summarise(results, options.out / "cells")
-    caption = describe(options.settings)
+    caption = describe(options.settings, name_of(options.settings))
     files = write_tables(rows, results, options.out, caption)
     display.table(terminal_table(rows, caption))
     display.line("written: " + ", ".join(str(file) for file in files))

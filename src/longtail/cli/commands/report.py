@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from longtail.cli.parsing import Output, parse, refuse
+from longtail.core.machine import WORKERS
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Report(Output):
     """Runs: only the figure of macro F1 over data sets, into --out."""
     root: str | None = None
     """Run: folder of the data set, if it has moved since training."""
-    workers: int = 4
+    workers: int = WORKERS
     """Run: processes that decode images read from files."""
 
 
@@ -59,6 +60,9 @@ def main(arguments: list[str]) -> int:
         raise UserError("name a run folder or a file of saved logits: longtail report RUN")
     if options.f1:
         return _f1(options)
+    from longtail.report.page import require_plotly
+
+    require_plotly()
     page = _of_file(options) if options.sources[0].is_file() else _of_runs(options)
     options.display().line(f"written: {page} (figures in {page.parent / 'figures'})")
     options.print_json({"page": str(page)})

@@ -8,12 +8,14 @@ from pathlib import Path
 import tyro
 
 from longtail.cli.commands.compare import refuse_single
-from longtail.cli.commands.train import starting_point
 from longtail.cli.parsing import Output, parse
+from longtail.cli.starting_point import starting_point
 from longtail.config import TrainConfig
 from longtail.errors import UserError, choose
 from longtail.recipes import RECIPES
 from longtail.report.paper import ITEMS, toy_of
+
+ANY_RECIPE = "digits-lt"  # to read the options that are not of a recipe
 
 HELP = f"""Make a table or figure of the paper from nothing: train, calibrate, write it down beside the paper's numbers.
 
@@ -57,8 +59,8 @@ class Reproduce(Output):
 def main(arguments: list[str]) -> int:
     words = list(arguments)
     name = words.pop(0) if words and not words[0].startswith("-") else None
-    start, rest = starting_point(words)
-    first = parse(Reproduce, rest, "reproduce", HELP, default=Reproduce(settings=start))
+    start = starting_point(Reproduce, "reproduce", [ANY_RECIPE, *words])
+    first = parse(Reproduce, start.words, "reproduce", HELP, default=Reproduce(settings=start.config))
     if name is None:
         return _list(first)
     item = ITEMS[choose("table or figure", name, ITEMS)]
@@ -83,9 +85,9 @@ def main(arguments: list[str]) -> int:
 
 def _config(recipe: str, words: list[str], toy: bool) -> TrainConfig:
     """A recipe with the settings given on the command line."""
-    start, rest = starting_point([recipe, *words], toy_of if toy else None)
-    settings = parse(Reproduce, rest, "reproduce", HELP, default=Reproduce(settings=start)).settings
-    refuse_single(settings, start)
+    start = starting_point(Reproduce, "reproduce", [recipe, *words], toy_of if toy else None)
+    settings = parse(Reproduce, start.words, "reproduce", HELP, default=Reproduce(settings=start.config)).settings
+    refuse_single(settings, start.config)
     return settings
 
 
