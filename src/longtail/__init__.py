@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from longtail.data.open import open_splits
     from longtail.errors import UserError
     from longtail.exports import export
+    from longtail.extraction.finding import find_head
     from longtail.extraction.model import extract
     from longtail.metrics.margins import margins
     from longtail.metrics.scores import evaluate_logits, evaluate_predictions
-    from longtail.networks.head import find_head
     from longtail.outputs.record import Outputs
     from longtail.posthoc.crt import CRT
     from longtail.posthoc.disalign import DisAlign
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from longtail.posthoc.tau_norm import TauNorm
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
+    from longtail.tasks.attach import attach
     from longtail.tasks.calibrate import calibrate
     from longtail.tasks.class_distribution import distribution
     from longtail.tasks.class_distribution import distribution as profile
@@ -55,6 +56,7 @@ else:
         "TrainConfig": "config",
         "UserError": "errors",
         "VectorScaling": "posthoc.scaling",
+        "attach": "tasks.attach",
         "calibrate": "tasks.calibrate",
         "compare": "tasks.compare",
         "diagnose": "tasks.diagnose",
@@ -63,7 +65,7 @@ else:
         "evaluate_predictions": "metrics.scores",
         "export": "exports",
         "extract": "extraction.model",
-        "find_head": "networks.head",
+        "find_head": "extraction.finding",
         "margins": "metrics.margins",
         "open_splits": "data.open",
         "train": "training.loop",
@@ -101,6 +103,7 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "VectorScaling",
+    "attach",
     "backbones",
     "calibrate",
     "compare",
