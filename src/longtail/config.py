@@ -76,7 +76,9 @@ class TrainConfig(DataConfig):
     weight_decay: float = 5e-4
     """Weight decay of SGD."""
     warmup: int = 0
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises to --lr."""
+    warmup_from: float = 0.0
+    """Learning rate at the start of the warm-up."""
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, …"""

@@ -25,13 +25,14 @@ from longtail.losses import (
     WeightedCrossEntropy,
 )
 from longtail.networks.bbn import BBN, BBNObjective
-from longtail.networks.causal_norm import CausalNorm
+from longtail.networks.causal_norm import CausalNorm, CausalNormObjective
 from longtail.networks.classifier import Classifier, classifier_of_form
 from longtail.networks.cosine import cosine_classifier
 from longtail.networks.deferred import deferred_ldam
 from longtail.networks.hybrid_sc import HybridSC, HybridSCObjective
-from longtail.networks.objective import Objective
+from longtail.networks.objective import LossObjective, Objective
 from longtail.networks.oltr import OLTR, OLTRObjective
+from longtail.recipes import STAGE_TWO
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
@@ -60,34 +61,34 @@ class TrainMethod:
     title: str
     family: str
     paper: str
-    objective: Callable[..., nn.Module]
+    objective: Callable[..., Objective]
     model: Callable[..., nn.Module] = plain_classifier
     samplers: tuple[str, ...] = ("instance",)
     needs: str = ""
 
-    def build(self, backbone: nn.Module, class_counts: Tensor, options: dict[str, str]) -> tuple[nn.Module, nn.Module]:
+    def build(self, backbone: nn.Module, class_counts: Tensor, options: dict[str, str]) -> tuple[nn.Module, Objective]:
         """The network and its objective; each option goes to whichever of the two takes it."""
         parsed = parse_options(options, self.model, self.objective)
         model = self.model(backbone, class_counts, **taken_by(parsed, self.model))
         return model, self.objective(class_counts, **taken_by(parsed, self.objective))
 
 
-def of_loss(loss: type[nn.Module]) -> Callable[..., nn.Module]:
+def of_loss(loss: type[nn.Module]) -> Callable[..., Objective]:
     """The objective of a loss `Loss(class_counts, *, …)` on plain batches, with its options."""
 
-    def build(class_counts: Tensor, **options: object) -> nn.Module:
-        return Objective(loss(class_counts, **options))
+    def build(class_counts: Tensor, **options: object) -> Objective:
+        return LossObjective(loss(class_counts, **options))
 
     build.__signature__ = inspect.signature(loss)  # type: ignore[attr-defined]
     return build
 
 
-def cross_entropy(class_counts: Tensor) -> nn.Module:
-    return Objective(nn.CrossEntropyLoss())
+def cross_entropy(class_counts: Tensor) -> Objective:
+    return LossObjective(nn.CrossEntropyLoss())
 
 
-def focal(class_counts: Tensor, *, gamma: float = 2.0, form: Literal["softmax", "sigmoid"] = "softmax") -> nn.Module:
-    return Objective(Focal(gamma=gamma, form=form))
+def focal(class_counts: Tensor, *, gamma: float = 2.0, form: Literal["softmax", "sigmoid"] = "softmax") -> Objective:
+    return LossObjective(Focal(gamma=gamma, form=form))
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         BBNObjective,
         BBN,
         samplers=("instance", "reversed"),
-        needs="two branches; half of each batch from the reversed sampler",
+        needs="two branches; two streams of images",
     ),
     "hybrid-sc": TrainMethod(
         "Hybrid-SC",
@@ -204,9 +205,9 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         "Wang et al., Contrastive Learning based Hybrid Networks, CVPR 2021",
         HybridSCObjective,
         HybridSC,
-        # Two views on both sides: a batch then divides by four, and the branches see as many images.
-        samplers=("instance", "instance", "class-balanced", "class-balanced"),
-        needs="augmentation; a projection beside the head",
+        # Two views of one batch as they come, and a batch of class-balanced images.
+        samplers=("instance", "instance", "class-balanced"),
+        needs="augmentation; a projection beside the head; three streams of images",
     ),
     "oltr": TrainMethod(
         "OLTR",
@@ -221,7 +222,7 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         "Causal Norm (TDE)",
         "network",
         "Tang et al., Keeping the Good and Removing the Bad Momentum Causal Effect, NeurIPS 2020",
-        cross_entropy,
+        CausalNormObjective,
         CausalNorm,
         needs="a moving average of the features",
     ),
@@ -295,14 +296,32 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
 }
 
 
-def build_posthoc(name: str, options: dict[str, str]) -> PostHoc:
+def build_posthoc(
+    name: str, options: dict[str, str], *, data: str | None = None, train_images: int | None = None
+) -> PostHoc:
     """A post-hoc method by name, with options given as text.
+
+    Settings that are not among the options are those of the data set's stage two, if `data` is one that has it.
 
     >>> build_posthoc("marc", {"gamma": "0.9"})
     MARC(gamma=0.9)
+    >>> build_posthoc("marc", {"solver": "sgd"}, data="places-lt", train_images=62_500)
+    MARC(batch_size=128, max_iter=4883, solver='sgd')
     """
     estimator = POSTHOC_METHODS[choose("method", name, POSTHOC_METHODS)].estimator
-    return estimator(**parse_options(options, estimator.__init__))
+    given = parse_options(options, estimator.__init__)
+    stage = STAGE_TWO.get(data or "")
+    if stage is None or train_images is None:
+        return estimator(**given)
+    known: dict[str, object] = {
+        "steps": stage.steps(train_images),
+        "batch_size": stage.batch_size,
+        "weight_decay": stage.weight_decay,
+    }
+    follows = {own: known[name] for own, name in estimator.stage_two.items()}
+    if "solver" in inspect.signature(estimator).parameters and given.get("solver") != "sgd":
+        follows.pop("max_iter")  # the exact solver counts passes, not steps
+    return estimator(**{**follows, **given})
 
 
 def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocMethod, str]:

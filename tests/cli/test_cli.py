@@ -61,7 +61,7 @@ def test_version_in_both_spellings(capsys):
     ("words", "message"),
     [
         (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
-        (["train", "cifar10", "--out", "x"], "unknown recipe 'cifar10'; choose from: digits-lt, cifar10-lt-100"),
+        (["train", "cifar10", "--out", "x"], "unknown recipe 'cifar10' (did you mean 'cifar10-lt-50'?)"),
         (["train", "digits-lt", "--out", "{tmp}", "--method", "softmx"], "did you mean 'softmax'"),
         (["train", "digits-lt", "--out", "{tmp}", "--backbone", "vgg"], "unknown backbone 'vgg'; choose from: digits"),
         (["train", "digits-lt", "--out", "{tmp}", "--data", "mnist"], "unknown data set 'mnist'; choose from: digits"),

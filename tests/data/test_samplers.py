@@ -54,8 +54,8 @@ def test_items_of_a_class_are_drawn_evenly():
 def test_progressive_goes_from_instance_to_class_balanced():
     sampler = Sampler(LABELS, "progressive", epochs=5)
     assert sampler.class_probabilities(0) == pytest.approx(COUNTS / 1000)
-    assert sampler.class_probabilities(2) == pytest.approx(0.5 * COUNTS / 1000 + 0.1)
-    assert sampler.class_probabilities(4) == pytest.approx([0.2] * 5)
+    assert sampler.class_probabilities(2) == pytest.approx(0.6 * COUNTS / 1000 + 0.4 * 0.2)
+    assert sampler.class_probabilities(4) == pytest.approx(0.2 * COUNTS / 1000 + 0.8 * 0.2)
     assert sampler.class_probabilities(9) == pytest.approx([0.2] * 5)
 
 

@@ -22,29 +22,26 @@ def network(**options):
 
 
 def batches(size=6):
-    """Two views of images as they come, two of balanced ones."""
+    """Two views of images as they come, and a batch of balanced ones."""
     generator = torch.Generator().manual_seed(1)
-    made = []
-    for _ in range(2):
-        labels = torch.randint(4, (size,), generator=generator)
-        for _ in range(2):
-            images = torch.randn(size, 1, 8, 8, generator=generator)
-            made.append(Batch(images, labels, torch.arange(size)))
-    return made
+    labels = [torch.randint(4, (size,), generator=generator) for _ in range(2)]
+    images = [torch.randn(size, 1, 8, 8, generator=generator) for _ in range(3)]
+    shown = zip(images, (labels[0], labels[0], labels[1]), strict=True)
+    return [Batch(image, label, torch.arange(size)) for image, label in shown]
 
 
 @pytest.mark.parametrize("variant", ["sc", "psc"])
 def test_loss_is_the_formula(variant):
     model, views = network(variant=variant), batches()
     loss = HybridSCObjective(COUNTS, temperature=0.2)(model, views, THIRD)
-    first, second, third, fourth = views
+    first, second, balanced = views
     projected = [unit(model.projection(model.backbone(view.images))) for view in (first, second)]
     if variant == "sc":
         contrast = SupCon(temperature=0.2)(torch.stack(projected, 1), first.labels)
     else:
         prototypes = unit(model.prototypes)
         contrast = sum(prototypical(z, first.labels, prototypes, 0.2) for z in projected) / 2
-    classifier = sum(F.cross_entropy(model(view.images), view.labels) for view in (third, fourth)) / 2
+    classifier = F.cross_entropy(model(balanced.images), balanced.labels)
     alpha = 1 - 0.3**2
     torch.testing.assert_close(loss, alpha * contrast + (1 - alpha) * classifier)
 
@@ -68,8 +65,7 @@ def test_without_contrast_it_is_cross_entropy_on_balanced_images(monkeypatch):
     monkeypatch.setattr(hybrid_sc, "parabolic", lambda epoch, epochs: 0.0)
     model, views = network(), batches()
     loss = HybridSCObjective(COUNTS)(model, views, THIRD)
-    images = torch.cat([view.images for view in views[2:]])
-    expected = F.cross_entropy(model(images), torch.cat([view.labels for view in views[2:]]))
+    expected = F.cross_entropy(model(views[2].images), views[2].labels)
     torch.testing.assert_close(loss, expected)
 
 

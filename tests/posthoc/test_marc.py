@@ -451,3 +451,31 @@ def test_where_float32_is_not_enough_it_goes_on_in_float64(monkeypatch):
     marc = MARC(tolerance=1e-10).fit(logits, y, weight_norms=norms)
     assert marc.result_.converged
     assert marc.result_.gradient <= 1e-10
+
+
+@pytest.mark.parametrize("kind", ["balanced", "reversed", "two of each", "three views"])
+def test_samples_that_are_not_distributed_like_training_stand_for_it(kind):
+    """Every class repeats the same few samples, so that any distribution of them can be the same problem."""
+    rng = np.random.default_rng(0)
+    counts = np.array([60, 24, 12])
+    own = [rng.normal(size=(2, 3)) + 2 * np.eye(3)[c] + [1, 0, -1] for c in range(3)]
+
+    def repeated(sizes):
+        logits = np.concatenate([np.tile(rows, (size // 2, 1)) for rows, size in zip(own, sizes, strict=True)])
+        return logits, np.repeat(np.arange(3), sizes)
+
+    sizes = {"balanced": [12, 12, 12], "reversed": [12, 24, 60], "two of each": [2, 2, 2], "three views": 3 * counts}
+    for method in (MARC(tolerance=1e-8), MARC(gamma=0.0, tolerance=1e-8)):
+        expected = clone(method).fit(*repeated(counts))
+        found = clone(method).fit(*repeated(sizes[kind]), class_counts=counts)
+        np.testing.assert_allclose(found.omega_, expected.omega_, atol=1e-4)
+        np.testing.assert_allclose(found.beta_, expected.beta_, atol=1e-4)
+
+
+def test_training_counts_on_a_balanced_set_do_not_over_correct(cifar_features):
+    """On real logits: held-out images that are balanced serve as well as training images."""
+    data = cifar_features
+    held_out, rest = slice(0, None, 2), slice(1, None, 2)
+    marc = MARC().fit(data["test"][held_out], data["test_y"][held_out], class_counts=np.bincount(data["y"]))
+    after = evaluate_logits(marc.transform(data["test"][rest]), data["test_y"][rest], np.bincount(data["y"])).balanced
+    assert after > 0.755  # without weights for their own counts: 0.60

@@ -67,3 +67,14 @@ def test_gini_is_the_mean_difference_over_twice_the_mean():
     counts = np.random.default_rng(0).integers(0, 1000, 50)
     differences = np.abs(counts[:, None] - counts[None, :]).mean()
     assert gini(counts) == pytest.approx(differences / (2 * counts.mean()))
+
+
+def test_groups_are_those_that_evaluation_reports(digits_run):
+    from longtail.metrics.scores import shot_names
+
+    found = longtail.distribution("digits-lt")
+    run = longtail.Run.open(digits_run)
+    assert found.class_counts.tolist() == run.class_counts.tolist()
+    assert found.shots == shot_names(run.group_counts)
+    assert found.shots[4] == "medium"  # 25 images, of which 23 are trained on
+    assert found.shots[5] == "few"

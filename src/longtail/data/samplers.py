@@ -10,7 +10,7 @@ share one stream: process r takes the r-th part of each batch.
 | instance | n_c (every image once an epoch) |
 | class-balanced | equal |
 | square-root | sqrt(n_c) |
-| progressive | from instance to class-balanced, linearly over the epochs |
+| progressive | (1 - t / T) times that of instance + t / T times that of class-balanced; t from 0 of T epochs |
 | deferred | instance in the first half of the epochs, then class-balanced |
 | reversed | 1 / n_c |
 | oversample | equal, every class brought up to the largest, no image left out |
@@ -74,7 +74,7 @@ class Sampler:
     def class_probabilities(self, epoch: int) -> np.ndarray:
         """Probability of each class that is present, (classes present,)."""
         if self.name == "progressive":
-            progress = min(epoch / max(self.epochs - 1, 1), 1.0)
+            progress = min(epoch / self.epochs, 1.0)
             instance = self._counts / self._size
             return (1 - progress) * instance + progress / len(self._counts)
         weights = self._counts ** EXPONENTS.get(self._in_force(epoch), 0.0)

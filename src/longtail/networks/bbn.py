@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from longtail.backbones import Backbone, num_features
 from longtail.data.loading import Batch
-from longtail.networks.objective import Progress
+from longtail.networks.objective import Objective, Progress
 from longtail.networks.schedule import parabolic
 
 # Trained for 90 or 180 epochs, the released code divides by these instead.
@@ -95,8 +95,8 @@ def mixed_loss(logits: Tensor, conventional_target: Tensor, rebalancing_target: 
     return alpha * losses[0] + (1 - alpha) * losses[1]
 
 
-class BBNObjective(nn.Module):
-    """The loss of `BBN` on a batch of the instance sampler and one of the reversed sampler.
+class BBNObjective(Objective):
+    """The loss of `BBN` on a batch of the instance sampler and one of the reversed sampler, each of the full size.
 
     Each goes through the network by itself, as in the released code: batch-norm sees one kind of
     batch at a time.

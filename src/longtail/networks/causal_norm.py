@@ -5,7 +5,8 @@ Features f and class vectors w are cut into H heads. In training, with `x = f / 
     logits = sum_h  tau / H * x_h · w_h / (|w_h| + gamma)
 
 At test `x_h` becomes `x_h - alpha * cos(x_h, m_h) * m_h`, where m is the direction of the features'
-moving average in training, `mean ← 0.9 mean + mean of the batch` (only its direction matters).
+moving average in training, `mean ← mu mean + mean of the batch` (only its direction matters). On CIFAR
+mu is 0.9; elsewhere the authors let it rise as the learning rate falls, `mu = 1 - 0.1 min(50 lr, 1)`.
 
 Paper: Tang et al., Long-Tailed Classification by Keeping the Good and Removing the Bad Momentum
 Causal Effect, NeurIPS 2020.
@@ -13,13 +14,18 @@ Causal Effect, NeurIPS 2020.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal, cast
+
 import torch
 from torch import Tensor, nn
 
 from longtail.backbones import num_features
 from longtail.core.arrays import single_at_least
+from longtail.data.loading import Batch
 from longtail.distributed.world import summed
-from longtail.errors import UserError, number, whole_number
+from longtail.errors import UserError, choose, number, whole_number
+from longtail.networks.objective import LossObjective, Progress
 from longtail.networks.vectors import unit, unit_head
 
 MOMENTUM = 0.9
@@ -37,8 +43,10 @@ class CausalNorm(nn.Module):
         heads: pieces that features and class vectors are cut into; divides D.
         tau: scale of the logits.
         gamma: how much shorter than one short class vectors stay; 0 makes all of them unit vectors.
-        alpha: how much of the average feature's direction is taken out at test. The authors use 3 for
-            ImageNet-LT, 1.5 for CIFAR-100-LT, 1 for CIFAR-10-LT; 0 leaves the trained logits.
+        alpha: how much of the average feature's direction is taken out at test; 0 leaves the trained logits.
+            The authors use 3 for ImageNet-LT and Places-LT, 1.5 for CIFAR-100-LT, 1 for CIFAR-10-LT, and recipes
+            carry these. 1 takes out exactly that direction, so it is the default for other data: with 3, features
+            that all lie near their mean (few classes, a small network) are turned around.
 
     >>> from longtail.backbones import build_backbone
     >>> model = CausalNorm(build_backbone("digits", in_channels=1), torch.tensor([90, 9, 3])).eval()
@@ -56,7 +64,7 @@ class CausalNorm(nn.Module):
         heads: int = 2,
         tau: float = 16.0,
         gamma: float = 1 / 32,
-        alpha: float = 3.0,
+        alpha: float = 1.0,
     ) -> None:
         super().__init__()
         width = num_features(backbone)
@@ -68,13 +76,14 @@ class CausalNorm(nn.Module):
         scale, gamma = number("tau", tau, at_least=0) / self.heads, number("gamma", gamma, at_least=0)
         self.head = unit_head(width, len(class_counts), scale=scale, blocks=self.heads, gamma=gamma)
         self.register_buffer("mean_features", torch.zeros(width))
+        self.momentum = MOMENTUM
 
     @torch.no_grad()
     def observe(self, features: Tensor) -> None:
         """Move the average by a batch of backbone features (N, D), those of all processes together."""
         rows = features.to(self.mean_features.dtype)
         total = summed(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
-        self.mean_features.mul_(MOMENTUM).add_(total[:-1] / total[-1])
+        self.mean_features.mul_(self.momentum).add_(total[:-1] / total[-1])
 
     def normalise(self, features: Tensor) -> Tensor:
         """Backbone features (N, D) to what the head takes (N, D), in training or at test."""
@@ -97,3 +106,21 @@ class CausalNorm(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.features(images))
+
+
+class CausalNormObjective(LossObjective):
+    """Cross-entropy; it also sets how long the network's average of features remembers.
+
+    Args:
+        class_counts: (K,) training images per class; not used.
+        memory: "constant" (CIFAR), or "slowing": the average changes less as the learning rate falls.
+    """
+
+    def __init__(self, class_counts: Tensor, *, memory: Literal["constant", "slowing"] = "constant") -> None:
+        super().__init__(nn.CrossEntropyLoss())
+        self.memory = choose("memory", memory, ("constant", "slowing"))
+
+    def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
+        if self.memory == "slowing":
+            cast(CausalNorm, model).momentum = 1 - (1 - MOMENTUM) * min(50 * progress.lr, 1.0)
+        return super().forward(model, batches, progress)

@@ -13,10 +13,10 @@ from longtail.losses.class_balanced import effective_number_weights
 from longtail.losses.inputs import ClassCounts, as_class_counts
 from longtail.losses.ldam import LDAM
 from longtail.losses.weighted import DivideBy
-from longtail.networks.objective import Objective, Progress
+from longtail.networks.objective import LossObjective, Objective, Progress
 
 
-class Deferred(nn.Module):
+class Deferred(Objective):
     """One loss at first, another from a share of the training on.
 
     Args:
@@ -27,8 +27,8 @@ class Deferred(nn.Module):
 
     def __init__(self, first: nn.Module, then: nn.Module, *, start: float = 0.8) -> None:
         super().__init__()
-        self.first = Objective(first)
-        self.then = Objective(then)
+        self.first = LossObjective(first)
+        self.then = LossObjective(then)
         self.start = number("start", start, at_least=0, at_most=1)
 
     def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:

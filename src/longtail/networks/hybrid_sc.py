@@ -6,7 +6,8 @@ with `alpha = 1 - (epoch / epochs)²`. The branches share the backbone; the cont
 projection of one hidden layer and is not used at test. The contrast is between pairs (SC), or
 between images and one learnt prototype per class (PSC).
 
-The authors released no code: the projection's width and the prototypes' first values are ours.
+The authors released no code: the projection's width and the prototypes' first values are ours. They
+train with batches of 512, learning rate 0.5 and weight decay 1e-4; a recipe's own rate is kept here.
 
 Paper: Wang et al., Contrastive Learning based Hybrid Networks for Long-Tailed Image
 Classification, CVPR 2021.
@@ -27,7 +28,7 @@ from longtail.data.loading import Batch
 from longtail.errors import choose, number, whole_number
 from longtail.losses.supcon import SupCon
 from longtail.networks.contrast import prototypical
-from longtail.networks.objective import Progress
+from longtail.networks.objective import Objective, Progress
 from longtail.networks.schedule import parabolic
 from longtail.networks.vectors import SHORTEST, unit
 
@@ -78,12 +79,11 @@ class HybridSC(nn.Module):
         return unit(single_at_least(self.projection(features)))
 
 
-class HybridSCObjective(nn.Module):
-    """The loss of `HybridSC` on four batches: two views as they come, two class-balanced.
+class HybridSCObjective(Objective):
+    """The loss of `HybridSC` on three batches of the full size: two views as they come, one class-balanced.
 
-    Classifier and contrast get as many images each. All go through the backbone together, so that
-    batch-norm sees one mixture in training and at test. Of several processes each contrasts its own
-    images.
+    All go through the backbone together, so that batch-norm sees one mixture in training and at test. Of
+    several processes each contrasts its own images.
 
     Args:
         class_counts: (K,) training images per class.
@@ -97,11 +97,10 @@ class HybridSCObjective(nn.Module):
 
     def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
         network = cast(HybridSC, model)
-        first, second, *balanced = batches
+        first, second, balanced = batches
         views = len(first.labels) + len(second.labels)
         features = network.features(torch.cat([batch.images for batch in batches]))
-        logits = network.head(features[views:])
-        classifier = F.cross_entropy(logits, torch.cat([batch.labels for batch in balanced]))
+        classifier = F.cross_entropy(network.head(features[views:]), balanced.labels)
         alpha = parabolic(progress.epoch, progress.epochs)
         return alpha * self._contrast(network, features[:views], first.labels) + (1 - alpha) * classifier
 

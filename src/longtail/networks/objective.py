@@ -5,8 +5,10 @@ A method that needs several streams of images (BBN, Hybrid-SC) gets one batch of
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -15,12 +17,13 @@ from longtail.data.loading import Batch
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: `step` of `steps`, `epoch` (from 0) of `epochs`."""
+    """Where training stands: `step` of `steps`, `epoch` (from 0) of `epochs`, and the learning rate of the step."""
 
     step: int
     steps: int
     epoch: int
     epochs: float
+    lr: float = 0.0
 
     @property
     def fraction(self) -> float:
@@ -28,7 +31,24 @@ class Progress:
         return self.step / self.steps
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
+    """The loss of a method, and how its training differs from the usual.
+
+    Class attribute `stages`: stages of training; the learning rate starts anew in each.
+    """
+
+    stages: ClassVar[int] = 1
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
+        """The loss of one batch per stream of images."""
+
+    def rate(self, part: str, progress: Progress) -> float:
+        """What the learning rate of a part of the network (its attribute, such as "backbone") is multiplied by."""
+        return 1.0
+
+
+class LossObjective(Objective):
     """`loss(logits, target)` on one stream of images; methods with more to say have their own."""
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:

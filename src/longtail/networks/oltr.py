@@ -7,12 +7,15 @@ distance from f to the nearest of them:
     logits = 16 * v / (1 + |v|) · W / |W|
     loss   = CE(logits, y) + 0.01 * centroid_loss(f, y, M)
 
-The authors train in two stages; a run here does both. In the first half f has no attention and
-the hallucinator is a plain classifier, as in their first stage, while the mean feature of each
-class is kept. Then the means become the centroids, and everything is trained.
+The authors train in two stages; a run here does both, half of its steps each (theirs: 30 + 60 epochs
+on ImageNet-LT, 30 + 30 on Places-LT). In the first, f has no attention and the hallucinator is a plain
+classifier, while the mean feature of each class is kept. Then the means become the centroids, the
+learning rate starts anew, and classes are drawn equally often (sampler `deferred`). As in the
+released code, features and centroids are then trained at a tenth of the rate of the classifier; on
+photographs a linear layer of 512 numbers (`fc_add` there) follows the backbone.
 
-Their second stage draws classes equally often: sampler `deferred`. The centroids follow the true
-derivative of their loss; the released code has a hand-written one that ignores the weight 0.01.
+The centroids follow the true derivative of their loss; the released code has a hand-written one that
+ignores the weight 0.01. The rate falls along a cosine, there in steps.
 
 Paper: Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019.
 """
@@ -33,12 +36,13 @@ from longtail.data.loading import Batch
 from longtail.errors import number, whole_number
 from longtail.networks.attention import ModulatedAttention
 from longtail.networks.feature_means import ClassMeans
-from longtail.networks.objective import Progress
+from longtail.networks.objective import Objective, Progress
 from longtail.networks.vectors import SHORTEST, lengths, unit_head
 
 REACH = 10.0
 MARGIN = 10.0
 UNKNOWN = -1
+FEATURE_PARTS = ("backbone", "attention", "layer", "centroids")
 
 
 class OLTR(nn.Module):
@@ -49,6 +53,7 @@ class OLTR(nn.Module):
         class_counts: (K,) training images per class.
         scale: of the cosine head.
         grid: side of the grid on which the attention scores places; see `ModulatedAttention`.
+        layer: width of a linear layer with ReLU after the backbone; None for none. The authors have 512.
 
     Attribute `memory_on` tells the halves of training apart; it is saved with the weights.
 
@@ -58,11 +63,21 @@ class OLTR(nn.Module):
     torch.Size([2, 3])
     """
 
-    def __init__(self, backbone: nn.Module, class_counts: Tensor, *, scale: float = 16.0, grid: int = 7) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        class_counts: Tensor,
+        *,
+        scale: float = 16.0,
+        grid: int = 7,
+        layer: int | None = None,
+    ) -> None:
         super().__init__()
-        width, classes = num_features(backbone), len(class_counts)
+        channels, classes = num_features(backbone), len(class_counts)
+        width = channels if layer is None else whole_number("layer", layer)
         self.backbone = backbone
-        self.attention = ModulatedAttention(width, grid=whole_number("grid", grid))
+        self.attention = ModulatedAttention(channels, grid=whole_number("grid", grid))
+        self.layer = nn.Identity() if layer is None else nn.Sequential(nn.Linear(channels, width), nn.ReLU())
         self.hallucinator = nn.Linear(width, classes)
         self.selector = nn.Linear(width, width)
         self.head = unit_head(width, classes, scale=number("scale", scale, at_least=0))
@@ -87,7 +102,7 @@ class OLTR(nn.Module):
         feature_map = cast(Backbone, self.backbone).feature_map(images)
         if self.memory_on:
             feature_map = self.attention(feature_map)
-        return feature_map.mean(dim=(2, 3))
+        return self.layer(feature_map.mean(dim=(2, 3)))
 
     def infused(self, direct: Tensor) -> Tensor:
         """What the memory adds to direct features (N, D), (N, D)."""
@@ -138,17 +153,35 @@ def centroid_loss(features: Tensor, target: Tensor, centroids: Tensor, *, repel:
     return own / (2 * count) + repel * F.relu(MARGIN - (every - own) / (count * classes))
 
 
-class OLTRObjective(nn.Module):
+class OLTRObjective(Objective):
     """The loss of `OLTR`; switches its memory on at half of the steps.
 
     Args:
         class_counts: (K,) training images per class.
         centroid_weight: weight of the centroid loss.
+        first_rate: learning rate of the features in the first stage, relative to the classifier's.
+        second_rate: the same of features and centroids in the second.
     """
 
-    def __init__(self, class_counts: Tensor, *, centroid_weight: float = 0.01) -> None:
+    stages = 2
+
+    def __init__(
+        self,
+        class_counts: Tensor,
+        *,
+        centroid_weight: float = 0.01,
+        first_rate: float = 1.0,
+        second_rate: float = 0.1,
+    ) -> None:
         super().__init__()
         self.centroid_weight = number("centroid_weight", centroid_weight, at_least=0)
+        self.first_rate = number("first_rate", first_rate, at_least=0)
+        self.second_rate = number("second_rate", second_rate, at_least=0)
+
+    def rate(self, part: str, progress: Progress) -> float:
+        if part not in FEATURE_PARTS:
+            return 1.0
+        return self.first_rate if progress.fraction < 0.5 else self.second_rate
 
     def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
         network = cast(OLTR, model)

@@ -67,6 +67,9 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     tuned: ClassVar[tuple[str, ...]] = ()
     """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
 
+    stage_two: ClassVar[dict[str, str]] = {}
+    """Settings that follow a data set's stage two: own name → steps, batch_size or weight_decay."""
+
     result_: FitResult
 
     def fit(

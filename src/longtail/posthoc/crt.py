@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -90,6 +90,7 @@ class CRT(PostHoc):
     """
 
     needs_features = True
+    stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay", "batch_size": "batch_size", "max_iter": "steps"}
 
     def __init__(
         self,

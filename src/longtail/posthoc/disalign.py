@@ -16,7 +16,7 @@ CVPR 2021.
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -49,6 +49,11 @@ class DisAlign(PostHoc):
     """
 
     needs_features = True
+    stage_two: ClassVar[dict[str, str]] = {
+        "weight_decay": "weight_decay",
+        "batch_size": "batch_size",
+        "max_iter": "steps",
+    }
 
     def __init__(
         self,
@@ -83,7 +88,7 @@ class DisAlign(PostHoc):
         began = time.perf_counter()
         features = torch.as_tensor(np.asarray(require_features(data.features, self))).float()
         logits = data.rows.read(slice(None))
-        weights = torch.from_numpy(class_weights(data.class_counts, self.gamma)).float()
+        weights = torch.from_numpy(class_weights(data.class_counts, self.gamma) * data.frequency).float()
         scale = torch.ones(data.num_classes, requires_grad=True)
         shift = torch.zeros(data.num_classes, requires_grad=True)
         direction = torch.full((features.shape[1],), 0.1, requires_grad=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +57,22 @@ class FitData:
     @property
     def num_classes(self) -> int:
         return self.rows.shape[1]
+
+    @cached_property
+    def seen_counts(self) -> np.ndarray:
+        """(K,) samples per class of the set at hand."""
+        return np.bincount(self.labels.numpy(), minlength=self.num_classes)
+
+    @cached_property
+    def frequency(self) -> np.ndarray:
+        """(K,) what a sample of a class counts for, so that the set at hand stands for the training set.
+
+        With training counts n (sum N) and counts m (sum M) of the set, (n_c / N) / (m_c / M): 1 for the training
+        set itself, however many views of it; other numbers where the set is balanced, curated, or a chosen few
+        images per class. 0 for a class without samples.
+        """
+        share, own = self.class_counts / self.class_counts.sum(), self.seen_counts / len(self.labels)
+        return np.divide(share, own, out=np.zeros(len(share)), where=own > 0)
 
 
 def from_arrays(

@@ -9,6 +9,8 @@ Paper: Kang et al., Decoupling Representation and Classifier for Long-Tailed Rec
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,6 +38,8 @@ class LWS(AffinePostHoc):
 
     Fitted attributes: `scale_` (K,), `shift_` (K,, zeros), `result_`.
     """
+
+    stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay"}
 
     def __init__(self, *, ridge: float = 5e-4, tolerance: float = 1e-5, max_iter: int = 500) -> None:
         self.ridge = ridge

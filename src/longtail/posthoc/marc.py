@@ -3,7 +3,8 @@
 A margin is the distance to a class's hyperplane, `d_j = eta_j / |W_j|`. The calibrated margin is
 `omega_j * d_j + beta_j`, so the calibrated logit is `omega_j * eta_j + beta_j * |W_j|`: 2K numbers,
 learnt on training images with the loss `mean_i U_{y_i} CE_i`,
-`U_c = K (1 / n_c)^gamma / sum_j (1 / n_j)^gamma`.
+`U_c = K (1 / n_c)^gamma / sum_j (1 / n_j)^gamma`. Samples that are not distributed like the training set
+(a balanced list, a few images per class) are weighted so that they stand for it.
 
 Paper: Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 2022.
 """
@@ -11,7 +12,7 @@ Paper: Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from longtail.posthoc.sgd import train_affine
 from longtail.posthoc.solver import Solution, minimise
 
 PAPER_GAMMA = 1.2
+RELEASE_WARMUP = 800  # steps
 
 
 def class_weights(class_counts: np.ndarray, gamma: float) -> np.ndarray:
@@ -59,6 +61,7 @@ class MARC(AffinePostHoc):
         max_iter: passes over the data (exact; default 500) or steps (sgd; default 2,000).
         batch_size: sgd: samples per step.
         lr: sgd: learning rate at the start; falls to 0 along a cosine.
+        schedule: sgd: "paper" as above; "release": it first rises to twice `lr` in 800 steps (the released code).
         divide_by: sgd: what the loss of a batch is divided by: its size (the paper) or the sum of its
             weights (the released code).
         seed: sgd: decides the batches.
@@ -72,6 +75,7 @@ class MARC(AffinePostHoc):
     """
 
     tuned = ("gamma",)
+    stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay", "batch_size": "batch_size", "max_iter": "steps"}
 
     omega_: np.ndarray
     beta_: np.ndarray
@@ -87,6 +91,7 @@ class MARC(AffinePostHoc):
         max_iter: int | None = None,
         batch_size: int = 512,
         lr: float = 0.05,
+        schedule: Literal["paper", "release"] = "paper",
         divide_by: Literal["batch", "weights"] = "batch",
         seed: int = 0,
     ) -> None:
@@ -98,6 +103,7 @@ class MARC(AffinePostHoc):
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.lr = lr
+        self.schedule = schedule
         self.divide_by = divide_by
         self.seed = seed
 
@@ -105,6 +111,7 @@ class MARC(AffinePostHoc):
         number_or_auto(self.gamma, "gamma", at_least=0)
         choose("solver", self.solver, ("exact", "sgd"))
         choose("ridge_centre", self.ridge_centre, ("zero", "identity"))
+        choose("schedule", self.schedule, ("paper", "release"))
         choose("divide_by", self.divide_by, ("batch", "weights"))
         check_exact(self.ridge, self.tolerance, self.max_iter)
         check_sgd(self.batch_size, self.lr, self.seed)
@@ -129,7 +136,7 @@ class MARC(AffinePostHoc):
 
     def _solve(self, data: FitData, gamma: float, warm: np.ndarray | None = None) -> Solution:
         identity = self._identity(data)
-        weights = torch.from_numpy(class_weights(data.class_counts, gamma))
+        weights = torch.from_numpy(class_weights(data.class_counts, gamma) * data.frequency)
         if self.solver == "sgd":
             return train_affine(
                 data,
@@ -137,6 +144,7 @@ class MARC(AffinePostHoc):
                 steps=2000 if self.max_iter is None else self.max_iter,
                 batch_size=self.batch_size,
                 lr=self.lr,
+                warmup=RELEASE_WARMUP if self.schedule == "release" else 0,
                 weight_decay=self.ridge,
                 centre=self._centre(data),
                 divide_by=self.divide_by,

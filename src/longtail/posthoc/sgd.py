@@ -29,16 +29,20 @@ def train_parameters(
     steps: int,
     batch_size: int,
     lr: float,
+    warmup: int = 0,
     weight_decay: float = 0.0,
     sampler: str = "instance",
     seed: int = 0,
 ) -> float:
-    """Train parameters in place; `loss(rows)` is that of the samples drawn. Returns the last loss."""
+    """Train parameters in place; `loss(rows)` is that of the samples drawn. Returns the last loss.
+
+    With `warmup` the learning rate first rises from `lr` to twice that, in so many steps.
+    """
     batches = Sampler(labels, sampler, seed=seed)
     optimizer = torch.optim.SGD(list(parameters), lr, momentum=0.9, weight_decay=weight_decay)
     value = torch.zeros(())
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, lr, warmup)
         optimizer.zero_grad()
         value = loss(torch.from_numpy(batches.batch(step, batch_size).indices))
         value.backward()
@@ -46,6 +50,18 @@ def train_parameters(
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise UserError(f"training diverged at lr {lr:g}; choose a smaller one")
     return float(value.detach())
+
+
+def learning_rate(step: int, steps: int, lr: float, warmup: int = 0) -> float:
+    """Half a cosine from `lr` to 0; with a warm-up, from twice `lr` after a rise from `lr`.
+
+    >>> [round(learning_rate(step, 10, 0.1, warmup=4), 3) for step in (0, 3, 4, 7, 9)]
+    [0.125, 0.2, 0.2, 0.1, 0.013]
+    """
+    if step < warmup:
+        return lr * (1 + (step + 1) / warmup)
+    highest = 2 * lr if warmup else lr
+    return highest * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1))) / 2
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor, divide_by: str) -> Tensor:
@@ -62,6 +78,7 @@ def train_affine(
     steps: int,
     batch_size: int,
     lr: float,
+    warmup: int,
     weight_decay: float,
     centre: np.ndarray,
     divide_by: str,
@@ -79,5 +96,6 @@ def train_affine(
         ridge = 0.5 * weight_decay * (x - pulled_to).square().sum()
         return weighted_cross_entropy(calibrated, data.labels[rows], weights, divide_by) + ridge
 
-    value = train_parameters([x], loss, data.labels.numpy(), steps=steps, batch_size=batch_size, lr=lr, seed=seed)
+    labels = data.labels.numpy()
+    value = train_parameters([x], loss, labels, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, seed=seed)
     return Solution(x.detach().double().numpy(), value, True, steps, None, time.perf_counter() - began)

@@ -15,6 +15,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,9 +29,13 @@ from longtail.data.augment import Transform
 from longtail.data.images import Images, Splits
 from longtail.data.open import open_splits
 from longtail.errors import UserError
+from longtail.methods import build_posthoc
 from longtail.networks.head import fingerprint
 from longtail.runs.network import build_network, transforms, with_head_of_kind
 from longtail.runs.record import CalibrationRecord, RunRecord, SplitRecord, read_record
+
+if TYPE_CHECKING:
+    from longtail.posthoc.base import PostHoc
 
 RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
     "run.json",
@@ -167,6 +172,11 @@ class Run:
     def transforms(self, splits: Splits) -> tuple[Transform, Transform]:
         """(augmenting, clean): how training saw images, and how test images are shown."""
         return transforms(self.config, splits)
+
+
+def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
+    """A post-hoc method with the settings of stage two on a run's data."""
+    return build_posthoc(name, options, data=run.config.data, train_images=run.split_sizes["train"])
 
 
 def write_model(path: Path, model: nn.Module, header: dict[str, object]) -> str:

@@ -13,10 +13,11 @@ from longtail.data.images import MemoryImages, Splits
 from longtail.errors import choose
 from longtail.methods import TRAIN_METHODS
 from longtail.networks.head import head_of, with_head
+from longtail.networks.objective import Objective
 from longtail.networks.saved_heads import SAVED_HEADS
 
 
-def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, nn.Module]:
+def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, Objective]:
     """A new network of a configuration, with random weights, and its objective."""
     method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
     return method.build(build_backbone(config.backbone, channels), class_counts, config.options)

@@ -25,7 +25,8 @@ from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc, desc
 from longtail.metrics.scores import evaluate_logits
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc, fit_outputs
-from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run
+from longtail.recipes import with_authors_settings
+from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, build_posthoc_for
 from longtail.training.loop import train
 from longtail.training.plan import Plan
 
@@ -92,11 +93,15 @@ class Entry:
         changed = tuple((key, str(value)) for key, value in method.get_params().items() if value != usual[key])
         return cls(name, changed, method)
 
-    def build(self) -> PostHoc:
-        """The post-hoc method, not fitted."""
-        from sklearn.base import clone
+    def build(self, run: Run | None = None) -> PostHoc:
+        """The post-hoc method, not fitted; with a run, as stage two is on its data."""
+        if self.own is not None:
+            from sklearn.base import clone
 
-        return build_posthoc(self.name, dict(self.options)) if self.own is None else clone(self.own)
+            return clone(self.own)
+        if run is None:
+            return build_posthoc(self.name, dict(self.options))
+        return build_posthoc_for(run, self.name, dict(self.options))
 
     @property
     def needs_validation(self) -> bool:
@@ -149,7 +154,8 @@ class Cell:
         return self.out / "runs" / f"{entry.label}-seed{self.seed}"
 
     def train_config(self, entry: Entry) -> TrainConfig:
-        return replace(self.config, method=entry.name, options=dict(entry.options), seed=self.seed)
+        own = replace(self.config, method=entry.name, options=dict(entry.options), seed=self.seed)
+        return with_authors_settings(own)
 
     @property
     def stage_one(self) -> Entry:
@@ -213,12 +219,12 @@ def run_cell(cell: Cell) -> Result:
     if cell.entry.stage == 1:
         logits = outputs.rows().read(slice(None)).numpy()
     else:
-        method = cell.entry.build()
+        method = cell.entry.build(run)
         fitted_on = None if method.fitted_on_unseen else extractor.outputs("train", views=cell.views)
         validation = extractor.outputs("validation") if "validation" in run.split_sizes else None
         fit_outputs(method, fitted_on, validation)
         logits = np.asarray(method.transform(outputs))
-    plan = Plan.of(run.config, run.split_sizes["train"], cell.stage_one.streams)
+    plan = Plan.of(run.config, run.split_sizes["train"], streams=cell.stage_one.streams)
     result: Result = {
         "format": FORMAT,
         "method": cell.entry.label,

@@ -23,12 +23,19 @@ class ClassDistribution:
         class_names: K names.
         class_counts: (K,) training images per class.
         images: images of each split there is.
+        group_counts: (K,) the same before validation images were held out: classes are many-, medium- or few-shot by
+            these. None if they are `class_counts`.
     """
 
     name: str
     class_names: tuple[str, ...]
     class_counts: np.ndarray
     images: dict[str, int]
+    group_counts: np.ndarray | None = None
+
+    @property
+    def _for_groups(self) -> np.ndarray:
+        return self.class_counts if self.group_counts is None else self.group_counts
 
     @property
     def order(self) -> np.ndarray:
@@ -53,11 +60,11 @@ class ClassDistribution:
     @property
     def shots(self) -> list[str]:
         """The group of each class: many, medium or few."""
-        return shot_names(self.class_counts)
+        return shot_names(self._for_groups)
 
     def group(self, name: str) -> tuple[int, int]:
         """Classes and images of a group."""
-        mask = shot_groups(self.class_counts)[name]
+        mask = shot_groups(self._for_groups)[name]
         return int(mask.sum()), int(self.class_counts[mask].sum())
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +102,8 @@ def distribution(data: str | Path, root: str | None = None) -> ClassDistribution
     """
     splits = open_splits(find_data(str(data), root), need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
-    return ClassDistribution(str(data), splits.train.class_names, splits.train.class_counts.numpy(), sizes)
+    counts = splits.train.class_counts.numpy()
+    return ClassDistribution(str(data), splits.train.class_names, counts, sizes, splits.group_counts.numpy())
 
 
 def gini(counts: np.ndarray) -> float:

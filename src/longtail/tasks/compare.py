@@ -101,7 +101,7 @@ def images_to_see(config: TrainConfig, entries: Sequence[Entry], cells: Sequence
     splits.split("test")
     if any(entry.needs_validation for entry in entries):
         splits.split("validation")
-    plans = [Plan.of(config, len(splits.train), cell.entry.streams) for cell in cells]
+    plans = [Plan.of(config, len(splits.train), streams=cell.entry.streams) for cell in cells]
     return sum(plan.images_at(plan.steps) for plan in plans)
 
 

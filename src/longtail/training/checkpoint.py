@@ -17,6 +17,7 @@ from torch import nn
 from longtail.core.formats import FORMAT, format_of
 from longtail.core.tensors import read_tensors, write_tensors
 from longtail.errors import UserError
+from longtail.networks.objective import Objective
 
 MOMENTUM = "momentum_buffer"
 
@@ -26,7 +27,7 @@ class TrainState:
     """Everything that changes while training."""
 
     model: nn.Module
-    objective: nn.Module
+    objective: Objective
     optimizer: torch.optim.SGD
     step: int = 0
 

@@ -8,9 +8,11 @@ bit from its last checkpoint.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +29,8 @@ from longtail.distributed.world import World, join
 from longtail.errors import UserError, choose
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import Metrics
-from longtail.networks.objective import Progress
-from longtail.recipes import find_recipe
+from longtail.networks.objective import Objective, Progress
+from longtail.recipes import find_recipe, with_authors_settings
 from longtail.runs.network import build_network, image_channels, transforms
 from longtail.runs.score import score
 from longtail.training.checkpoint import TrainState
@@ -51,7 +53,7 @@ class Interrupted(Exception):
 class TrainingStep(nn.Module):
     """From batches to the loss: the unit that is distributed."""
 
-    def __init__(self, model: nn.Module, objective: nn.Module) -> None:
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
@@ -89,10 +91,11 @@ class Trainer:
         self.splits = open_splits(config)
         world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
         self.samplers = self._samplers()
-        self.plan = Plan.of(config, len(self.splits.train), len(self.samplers))
         # One augmenting transform per stream: streams of one sampler show the same images differently.
         self.transforms = [transforms(config, self.splits, stream)[0] for stream in range(len(self.samplers))]
         self.state = self._new_state()
+        streams, stages = len(self.samplers), self.state.objective.stages
+        self.plan = Plan.of(config, len(self.splits.train), streams=streams, stages=stages)
         self.journal = Journal(folder, config, self.splits, world, trackers)
         self.journal.begin(self.state, resume=resume)
 
@@ -119,8 +122,8 @@ class Trainer:
             load_backbone(model.get_submodule("backbone"), Path(config.weights))
         model = model.to(self.world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         objective = objective.to(self.world.device)
-        trained = [*model.parameters(), *objective.parameters()]
-        optimizer = torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay)
+        groups = _parts(model, objective)
+        optimizer = torch.optim.SGD(groups, config.lr, config.momentum, weight_decay=config.weight_decay)
         return TrainState(model, objective, optimizer)
 
     def run(self) -> Metrics | None:
@@ -179,8 +182,9 @@ class Trainer:
         state, config = self.state, self.config
         seeds = np.random.SeedSequence((config.seed, state.step, self.world.rank)).generate_state(1, np.uint64)
         torch.manual_seed(int(seeds[0]))
+        progress = self.plan.progress(state.step)
         for group in state.optimizer.param_groups:
-            group["lr"] = self.plan.learning_rate(state.step)
+            group["lr"] = progress.lr * state.objective.rate(group["part"], progress)
         step.train()
         state.optimizer.zero_grad()
         total = torch.zeros((), device=self.world.device)
@@ -188,7 +192,7 @@ class Trainer:
             if isinstance(step, DistributedDataParallel):
                 step.require_backward_grad_sync = number == len(parts)
             with torch.autocast(self.world.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                loss = step(batches, self.plan.progress(state.step)) / len(parts)
+                loss = step(batches, progress) / len(parts)
             loss.backward()
             total += loss.detach()
         state.optimizer.step()
@@ -228,6 +232,15 @@ class Trainer:
         return score(model, images, clean, self.world, counts, workers=self.config.workers)
 
 
+def _parts(model: nn.Module, objective: nn.Module) -> list[dict[str, Any]]:
+    """Trained parameters by the part of the network they belong to, for the optimiser."""
+    parts: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        parts.setdefault(name.split(".")[0], []).append(parameter)
+    parts["objective"] = list(objective.parameters())
+    return [{"params": parameters, "part": part} for part, parameters in parts.items() if parameters]
+
+
 def train(
     config: TrainConfig | str,
     out: Path | str,
@@ -251,7 +264,9 @@ def train(
             methods of `longtail.training.trackers.Tracker`.
         display: where progress is shown.
     """
-    config = find_recipe(config)
+    config = with_authors_settings(find_recipe(config))
+    if config.data == "places-lt" and config.weights is None:
+        warnings.warn("the paper starts Places-LT from ImageNet weights: give them with --weights FILE", stacklevel=2)
     with join(config.device) as world, _own_random_numbers(world.device):
         if download:
             from longtail.data.download import download_cifar

@@ -19,7 +19,9 @@ class Plan:
         epoch_images: images of one epoch.
         lr: learning rate after warm-up.
         warmup: steps over which the learning rate rises.
+        warmup_from: learning rate at the start of the warm-up.
         streams: streams of images that a step draws a batch from.
+        stages: parts of equal length, in each of which the learning rate starts anew.
     """
 
     steps: int
@@ -27,16 +29,20 @@ class Plan:
     epoch_images: int
     lr: float
     warmup: int = 0
+    warmup_from: float = 0.0
     streams: int = 1
+    stages: int = 1
 
     @classmethod
-    def of(cls, config: TrainConfig, train_images: int, streams: int = 1) -> Plan:
+    def of(cls, config: TrainConfig, train_images: int, *, streams: int = 1, stages: int = 1) -> Plan:
         if config.iterations is not None:
             steps = config.iterations
         else:
             assert config.epochs is not None  # TrainConfig has one of the two
             steps = math.ceil(config.epochs * train_images / config.batch_size)
-        return cls(steps, config.batch_size, train_images, config.lr, config.warmup, streams)
+        return cls(
+            steps, config.batch_size, train_images, config.lr, config.warmup, config.warmup_from, streams, stages
+        )
 
     def epochs_at(self, step: int) -> float:
         """Passes over the data before a step, of the first stream."""
@@ -51,20 +57,29 @@ class Plan:
         return step * self.batch_size // self.epoch_images
 
     def progress(self, step: int) -> Progress:
-        return Progress(step, self.steps, self.epoch(step), self.epochs_at(self.steps))
+        return Progress(step, self.steps, self.epoch(step), self.epochs_at(self.steps), self.learning_rate(step))
 
     def due(self, step: int, every: int) -> bool:
         """Whether `every` epochs have passed at the end of this step; always after the last."""
         return step + 1 == self.steps or self.epoch(step + 1) // every > self.epoch(step) // every
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine down to 0.
+        """Linear warm-up, then half a cosine down to 0; anew in every stage.
 
         >>> plan = Plan(steps=100, batch_size=1, epoch_images=1, lr=1.0, warmup=10)
         >>> plan.learning_rate(0), plan.learning_rate(10), round(plan.learning_rate(55), 3)
         (0.1, 1.0, 0.5)
         """
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        share = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        first, last = self._stage(step)
+        done = step - first
+        if done < self.warmup:
+            return self.warmup_from + (self.lr - self.warmup_from) * (done + 1) / self.warmup
+        share = (done - self.warmup) / max(last - first - self.warmup, 1)
         return self.lr * (1 + math.cos(math.pi * share)) / 2
+
+    def _stage(self, step: int) -> tuple[int, int]:
+        """First step of the stage that a step belongs to, and the first one after it."""
+        # The stage of a step is that of its share of all steps, as objectives see it.
+        edges = [math.ceil(stage * self.steps / self.stages) for stage in range(self.stages + 1)]
+        stage = min(self.stages * step // self.steps, self.stages - 1)
+        return edges[stage], edges[stage + 1]

@@ -79,13 +79,12 @@ def main(arguments: list[str]) -> int:
 def _calibrate_run(options: Calibrate) -> int:
     from longtail.distributed.world import join
     from longtail.extraction.run import Extractor
-    from longtail.methods import build_posthoc
-    from longtail.runs.folder import Run
+    from longtail.runs.folder import Run, build_posthoc_for
     from longtail.tasks.calibrate_run import calibrate_run
 
-    method = build_posthoc(options.method, options.options)
     with join(options.device) as world:
         run = Run.open(options.source)
+        method = build_posthoc_for(run, options.method, options.options)
         world.require_alike(
             model=run.model_identity, method=options.method, options=options.options, views=options.views
         )
