@@ -27,7 +27,7 @@ class Order:
     Args:
         shards: to how many processes the sampler deals the samples out.
         positions: (n,) place in the data set of each row, if it can be told beforehand.
-        support: places in the data set that the loader draws from; None for all of them.
+        support: places in the data set that the loader draws from; None where they cannot be told.
         uneven: whether some samples come more or less often than once.
         short: whether an incomplete last batch is left out.
         dataset: the data set.
@@ -77,9 +77,9 @@ def order_of(loader: Any) -> Order:
     return Order(
         shards=shards,
         positions=first[:kept] if np.array_equal(first, second) else None,
-        support=np.unique(first) if once and same and shards == 1 else _weighted(sampler),
+        support=np.unique(first) if once and same and shards == 1 else _weighted(sampler, dataset),
         uneven=not (once and same),
-        short=kept < len(first),
+        short=kept < len(first) or getattr(sampler, "drop_last", False) is True,
         dataset=dataset,
     )
 
@@ -108,10 +108,13 @@ def _drawn(sampler: Any, dataset: Any, seed: int) -> np.ndarray | None:
     return places if len(places) < most and places.dtype.kind in "iu" else None
 
 
-def _weighted(sampler: Any) -> np.ndarray | None:
-    """The places that a weighted sampler can draw."""
+def _weighted(sampler: Any, dataset: Any) -> np.ndarray | None:
+    """The places that a sampler with weights can draw, or one that was given the data set itself."""
     weights = getattr(sampler, "weights", None)
-    return None if weights is None else np.flatnonzero(np.asarray(weights) > 0)
+    if weights is not None:
+        return np.flatnonzero(np.asarray(weights) > 0)
+    given = getattr(sampler, "dataset", None)
+    return np.arange(len(given)) if given is not None and given is dataset else None
 
 
 def training_counts(order: Order, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -119,7 +122,7 @@ def training_counts(order: Order, labels: np.ndarray, classes: int) -> np.ndarra
     seen = np.bincount(labels, minlength=classes)
     if not order.uneven and not order.short:
         return seen
-    known = dataset_labels(order.dataset)
+    known = dataset_labels(order.dataset) if order.uneven or order.support is not None else None
     if known is not None and order.support is not None:
         known = known[order.support]
     if known is not None and known.min() >= 0 and known.max() < classes:

@@ -108,8 +108,8 @@ def weight_and_bias(layer: nn.Module, path: str = "") -> tuple[Tensor, Tensor | 
     weight = whole(cast(Tensor, layer.weight))
     if type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point():
         raise UserError(
-            f"{path or 'the model'} holds its weights quantised ({type(weight).__name__} of {weight.dtype}), so "
-            "nothing folds into it; calibrate before quantising, or put the method behind the model: longtail.attach"
+            f"{path or 'the model'} holds its weights quantised ({type(weight).__name__} of {weight.dtype}), calibrate "
+            "before that"
         )
     bias = None if layer.bias is None else whole(cast(Tensor, layer.bias)).cpu().double()
     return weight.cpu().double().flatten(1), bias

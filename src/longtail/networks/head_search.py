@@ -97,7 +97,7 @@ def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | N
             f"{name} answers with several tensors ({shapes(answer)}), and no layer shows which are the logits; return "
             "them alone, or as the entry 'logits'"
         )
-    return _without_layers(name, spots[0], spots[0].read(answer))
+    return _without_layers(model, spots[0], spots[0].read(answer))
 
 
 def _below(model: nn.Module, name: str, layers: dict[str, nn.Module]) -> list[str]:
@@ -181,12 +181,16 @@ def _examined(head: Head, layers: dict[str, nn.Module], run: Callable[[], Any], 
     return replace(head, has_features=all(one is not None for one in features), obstacle=obstacle)
 
 
-def _without_layers(name: str, spot: Place, logits: Tensor) -> Head:
+def _without_layers(model: nn.Module, spot: Place, logits: Tensor) -> Head:
+    name = type(model).__name__
     if float(logits.min()) >= 0 and float(logits.max()) <= 1:
         raise UserError(
             f"{name} answers with numbers between 0 and 1, probabilities or sigmoids, and no layer shows the logits "
             "they come from; return the logits"
         )
+    quantised = [path for path, layer in model.named_modules() if ".quantized." in type(layer).__module__]
+    if quantised:
+        return Head(spot, obstacle=f"its layers are quantised ({quantised[-1]}), calibrate before that")
     return Head(spot, obstacle=f"no linear layer or convolution of {name} makes its answer {tuple(logits.shape)}")
 
 
