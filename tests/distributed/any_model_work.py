@@ -122,6 +122,7 @@ def main(out: Path) -> None:
     os.environ["LONGTAIL_JOIN_TIMEOUT"] = "1"
     if rank == 0:
         kept["alone"] = result(*longtail.calibrate(network(), DataLoader(data, 8), **device))
+        kept["here while alone"] = here_while_alone()
         kept["part alone"] = refused(lambda: longtail.calibrate(network(), plain, **device))
     dist.barrier()
     os.environ["LONGTAIL_JOIN_TIMEOUT"] = "300"
@@ -131,6 +132,14 @@ def main(out: Path) -> None:
     dist.destroy_process_group()
 
 
+def here_while_alone():
+    """What another process that came later would see of one that works alone."""
+    from longtail.distributed.presence import _is_here, _store, group_of_caller, meeting
+
+    with meeting(group_of_caller(torch.device("cpu"))) as world:
+        return world.size, _is_here(_store(), 0)
+
+
 def prepared(data):
     """A loader as the Trainer of transformers makes it: shuffled, dealt out, padded to even batches."""
     from accelerate import Accelerator
@@ -138,6 +147,15 @@ def prepared(data):
 
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     return accelerator.prepare(DataLoader(data, 8, shuffle=True))
+
+
+def wrapped(model):
+    """By the first version of FSDP."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather see the second
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
 
 def held_in_parts(data, rank):
@@ -158,17 +176,19 @@ def held_in_parts(data, rank):
         with torch.no_grad():
             answer = repaired.eval()(x), method.transform(network().eval()(x))
         kept[style] = {"scale_": torch.as_tensor(method.scale_), "answer": answer[0], "expected": answer[1]}
-    sharded = fully_shard(network(), mesh=mesh)
     uneven = Subset(data, range(40) if rank == 0 else range(40, SIZE))  # 5 batches here, 8 there
-    kept["fsdp refused"] = refused(lambda: longtail.calibrate(sharded, DataLoader(data, 8), device="cpu"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        outputs = longtail.extract(sharded, DataLoader(uneven, 8), device="cpu")
-    method = longtail.MARC().fit(outputs)
-    attached = longtail.attach(sharded, method).eval()
-    with torch.no_grad():
-        answer = attached(x), method.transform(network().eval()(x))
-    kept["fsdp"] = {"logits": torch.from_numpy(outputs.logits), "answer": answer[0], "expected": answer[1]}
+    for version, sharded in (("fsdp", fully_shard(network(), mesh=mesh)), ("fsdp 1", wrapped(network()))):
+        kept[f"{version} refused"] = refused(
+            lambda one=sharded: longtail.calibrate(one, DataLoader(data, 8), device="cpu")
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outputs = longtail.extract(sharded, DataLoader(uneven, 8), device="cpu")
+        method = longtail.MARC().fit(outputs)
+        attached = longtail.attach(sharded, method).eval()
+        with torch.no_grad():
+            answer = attached(x), method.transform(network().eval()(x))
+        kept[version] = {"logits": torch.from_numpy(outputs.logits), "answer": answer[0], "expected": answer[1]}
     return kept
 
 

@@ -95,8 +95,9 @@ def test_what_cannot_be_is_refused_by_name(ranks):
     for kept in ranks:
         assert "process 1 holds a model with other weights than process 0" in kept["weights"]
         assert "as many samples of each class, but not the same images" in kept["augmented"]
-        assert "is wrapped by FSDP, which cannot be copied" in kept["fsdp refused"]
-        assert "longtail.attach(model, method)" in kept["fsdp refused"]
+        for version in ("fsdp", "fsdp 1"):
+            assert "is wrapped by FSDP, which cannot be copied" in kept[f"{version} refused"]
+            assert "longtail.attach(model, method)" in kept[f"{version} refused"]
     assert "process 1 has not made this call" in ranks[0]["part alone"]
     assert "make the call on every process" in ranks[0]["part alone"]
 
@@ -108,14 +109,15 @@ def test_what_may_count_twice_is_said_once(ranks):
 
 def test_one_process_may_work_alone_with_all_of_the_data(ranks, data):
     assert_same(ranks[0]["alone"], alone(data))
+    assert ranks[0]["here while alone"] == (1, False)  # who comes later does not wait for its exchanges
 
 
-@pytest.mark.parametrize("name", ["column", "row", "fsdp"])
+@pytest.mark.parametrize("name", ["column", "row", "fsdp", "fsdp 1"])
 def test_models_held_in_parts(ranks, data, name):
     """A head cut by rows or columns is calibrated in the same cut; FSDP runs in step, whatever the parts."""
     for kept in ranks:
         torch.testing.assert_close(kept[name]["answer"], kept[name]["expected"], atol=1e-4, rtol=1e-4)
-    if name == "fsdp":
+    if name.startswith("fsdp"):
         one = longtail.extract(work.network(), DataLoader(data, 8), device="cpu")
         np.testing.assert_allclose(ranks[0][name]["logits"], one.logits, atol=1e-6)
     else:

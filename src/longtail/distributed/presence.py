@@ -54,7 +54,9 @@ def _gathered(world: World, store: Any, needed: str) -> World:
             break
         time.sleep(POLL_SECONDS)
     if len(missing) == world.size - 1 and not needed:
-        return World(0, 1, world.device)
+        store.set(_key(world.rank), "alone")  # who comes now must not wait for this process
+        if not any(_is_here(store, rank) for rank in missing):
+            return World(0, 1, world.device)
     why = needed or "some of them are here"
     raise UserError(
         f"{not_together(world.size, f'process {missing[0]} has not made this call, says process {world.rank}')}; "
