@@ -17,7 +17,6 @@ from PIL import Image
 
 from longtail.core.files import write_text
 from longtail.core.version import __version__
-from longtail.errors import UserError
 from longtail.metrics.scores import Metrics, shot_names
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES
@@ -85,10 +84,8 @@ def _asset(name: str) -> str:
 
 def plotly_script() -> str:
     """Plotly's own bundle for browsers."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UserError("the report page needs the extra: pip install 'longtail[report]'") from error
+    from plotly.offline import get_plotlyjs
+
     return str(get_plotlyjs())
 
 

@@ -49,6 +49,9 @@ def main(arguments: list[str]) -> int:
     options = parse(Report, arguments, "report", HELP)
     if not options.sources:
         raise UserError("name a run folder or a file of saved logits: longtail report RUN")
+    from longtail.report.extra import PAGE, require
+
+    require("a report", PAGE)
     page = _of_file(options) if options.sources[0].is_file() else _of_runs(options)
     options.display().line(f"written: {page} (figures in {page.parent / 'figures'})")
     options.print_json({"page": str(page)})
