@@ -45,11 +45,8 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
     [0, 0, 0, 1]
     """
     check_is_fitted(method)
-    if method.needs_features:
-        raise UserError(
-            f"{type(method).__name__} needs the features before the head; behind a model there are logits only: choose "
-            "a method that works on them, such as MARC"
-        )
+    classes = method.n_features_in_
+    layer = _layer_of(method, classes)
     place = None
     if batch is not None:
         with running(model, "auto", alone=True) as ready:
@@ -60,15 +57,30 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
                 "longtail.calibrate folds the method into that layer"
             )
         place = head.place
-    classes = method.n_features_in_
-    attached = Attached(model, _layer_of(method, classes), classes, place)
+    attached = Attached(model, layer, classes, place)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     attached.calibration.to(device).requires_grad_(False).train(model.training)
     return attached
 
 
 def _layer_of(method: PostHoc, classes: int) -> nn.Module:
-    """The method as a layer of logits."""
+    """The method as a layer of logits; an error unless it does to some of them what the method does."""
+    some = torch.linspace(-3, 3, 4 * classes).view(4, classes)
+    try:
+        expected = torch.as_tensor(method.transform(some))
+    except UserError as error:
+        raise UserError(
+            f"behind a model there are logits only ({error}); fit the method on them alone, method.fit(outputs.logits, "
+            "outputs.labels), or choose one that works on them, such as MARC"
+        ) from error
+    layer = _made(method, classes)
+    with torch.no_grad():
+        if not torch.allclose(layer(some).double(), expected.double(), rtol=1e-3, atol=1e-3):
+            raise UserError(f"{type(method).__name__} as a layer does not give what it gives by itself")
+    return layer
+
+
+def _made(method: PostHoc, classes: int) -> nn.Module:
     if isinstance(method, AffinePostHoc):
         return ScaleShift(torch.as_tensor(method.scale_), torch.as_tensor(method.shift_))
     if type(method).fold is PostHoc.fold and type(method).head is PostHoc.head:
