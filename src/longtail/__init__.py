@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from longtail.metrics.margins import margins
     from longtail.metrics.scores import evaluate_logits, evaluate_predictions
     from longtail.outputs.record import Outputs
+    from longtail.posthoc.auto import Auto
     from longtail.posthoc.crt import CRT
     from longtail.posthoc.disalign import DisAlign
     from longtail.posthoc.halo import HALO
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from longtail.posthoc.platt import PlattScaling
     from longtail.posthoc.scaling import MatrixScaling, TemperatureScaling, VectorScaling
     from longtail.posthoc.tau_norm import TauNorm
+    from longtail.posthoc.tempered import Tempered
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
     from longtail.tasks.attach import attach
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 else:
     # Name → where it is at home; the same as above.
     _HOMES = {
+        "Auto": "posthoc.auto",
         "CRT": "posthoc.crt",
         "DisAlign": "posthoc.disalign",
         "HALO": "posthoc.halo",
@@ -54,6 +57,7 @@ else:
         "RECIPES": "recipes",
         "Run": "runs.folder",
         "TauNorm": "posthoc.tau_norm",
+        "Tempered": "posthoc.tempered",
         "TemperatureScaling": "posthoc.scaling",
         "TrainConfig": "config",
         "UserError": "errors",
@@ -95,6 +99,7 @@ __all__ = [
     "LWS",
     "MARC",
     "RECIPES",
+    "Auto",
     "DisAlign",
     "LogitAdjustment",
     "MatrixScaling",
@@ -103,6 +108,7 @@ __all__ = [
     "Run",
     "TauNorm",
     "TemperatureScaling",
+    "Tempered",
     "TrainConfig",
     "UserError",
     "VectorScaling",

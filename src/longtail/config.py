@@ -35,6 +35,8 @@ class DataConfig:
     """Let the seed decide which classes are head and which are tail, instead of the data set's order."""
     validation: float = 0.1
     """Share of every class's training images held out for validation; 0 for none."""
+    validation_from: Literal["every", "head"] = "every"
+    """Classes that give validation images: 'every' class, or the larger half ('head'), which costs the tail nothing."""
     skip_broken: bool = False
     """Leave out images that cannot be read, and count them, instead of stopping."""
     seed: int = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from torch import Tensor, nn
@@ -269,6 +269,14 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         trains="pK + K + 5",
         needs="features, validation split",
     ),
+    "auto": PostHocMethod(
+        "Auto",
+        "decision boundary",
+        "the method that held-out images speak for, this library's own",
+        "Auto",
+        trains="as its choice",
+        needs="validation split",
+    ),
     "temperature": PostHocMethod(
         "Temperature scaling",
         "confidence",
@@ -334,9 +342,14 @@ def build_posthoc(
 
 def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocMethod, str]:
     """What the table says of a method, and its name; somebody's own class is described by its name alone."""
+    from longtail.posthoc.tempered import Tempered
+
     kind = type(method).__name__
     for known, entry in POSTHOC_METHODS.items():
         if entry.class_name == kind and entry.estimator is type(method):
             return entry, name or known
+    if isinstance(method, Tempered):
+        inner, first = describe_posthoc(method.method, name)
+        return replace(inner, title=f"{inner.title} + temperature", trains=f"{inner.trains} + 1"), first
     own = PostHocMethod(kind, OWN_FAMILY, "", kind, trains="")
     return own, name or kind.lower()

@@ -76,3 +76,14 @@ def test_validation_split_is_a_partition_and_leaves_every_class_an_image(counts,
     held_out = np.bincount(labels[validation], minlength=len(counts))
     for count, held in zip(counts, held_out, strict=True):
         assert held == min(max(round(fraction * count), 1), count - 1)
+
+
+@pytest.mark.parametrize("sizes", [[50, 30, 20, 9, 4], [7, 7], [3, 90, 40, 2]])
+def test_images_held_out_of_the_head_cost_the_tail_nothing(sizes):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    train, validation = validation_indices(labels, 0.1, 0, only_head=True)
+    held = np.bincount(labels[validation], minlength=len(sizes))
+    larger = np.argsort(-np.array(sizes), kind="stable")[: (len(sizes) + 1) // 2]
+    assert sorted(np.flatnonzero(held)) == sorted(larger)
+    np.testing.assert_array_equal(held[larger], [max(round(0.1 * sizes[label]), 1) for label in larger])
+    assert sorted([*train, *validation]) == list(range(len(labels)))
