@@ -9,6 +9,7 @@ import os
 # The networks of the tests are small: more threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import runpy
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from filelock import FileLock
 from hypothesis import settings
 
 HERE = Path(__file__).resolve().parent
+TORCHVISION = HERE / "torchvision_operators"
+DECLARATIONS = runpy.run_path(str(TORCHVISION / "sitecustomize.py"))  # before anything imports torchvision
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("tests", deadline=None)

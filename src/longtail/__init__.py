@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from longtail.data.open import open_splits
     from longtail.errors import UserError
     from longtail.exports import export
+    from longtail.extraction.finding import find_head
     from longtail.extraction.model import extract
     from longtail.metrics.margins import margins
     from longtail.metrics.scores import evaluate_logits, evaluate_predictions
-    from longtail.networks.head import find_head
     from longtail.outputs.record import Outputs
     from longtail.posthoc.auto import Auto
     from longtail.posthoc.crt import CRT
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
     from longtail.runs.prediction import load
+    from longtail.tasks.attach import attach
     from longtail.tasks.calibrate import calibrate
     from longtail.tasks.class_distribution import distribution
     from longtail.tasks.class_distribution import distribution as profile
@@ -64,6 +65,7 @@ else:
         "TrainConfig": "config",
         "UserError": "errors",
         "VectorScaling": "posthoc.scaling",
+        "attach": "tasks.attach",
         "calibrate": "tasks.calibrate",
         "class_counts": "data.counts",
         "compare": "tasks.compare",
@@ -73,7 +75,7 @@ else:
         "evaluate_predictions": "metrics.scores",
         "export": "exports",
         "extract": "extraction.model",
-        "find_head": "networks.head",
+        "find_head": "extraction.finding",
         "load": "runs.prediction",
         "margins": "metrics.margins",
         "open_splits": "data.open",
@@ -116,6 +118,7 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "VectorScaling",
+    "attach",
     "backbones",
     "calibrate",
     "class_counts",

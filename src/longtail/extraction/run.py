@@ -20,7 +20,7 @@ from longtail.data.loading import in_order, load, resident
 from longtail.data.splits import Splits
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError, whole_number
-from longtail.extraction.model import head_arrays, run_batch, watching
+from longtail.extraction.own_head import head_arrays, run_batch, watching_head
 from longtail.networks.head import head_of
 from longtail.outputs.record import Outputs, header
 from longtail.outputs.writer import RowWriter, join_parts, remove_parts
@@ -151,11 +151,11 @@ class Extractor:
         with ExitStack() as stack:
             writer = stack.enter_context(RowWriter(path, rows, widths, dtype, constant, details, world))
             stack.enter_context(torch.no_grad())
-            seen = stack.enter_context(watching(head_of(network)))
+            seen = stack.enter_context(watching_head(head_of(network)))
             task = stack.enter_context(self.display.task("extracting", passes * size))
             batches = load(images, shown_as, plan, workers=self.workers, device=world.device)
             for draw, batch in zip(plan, batches, strict=True):
-                piece = run_batch(network, (batch.images,), {}, batch.labels, seen)
+                piece = run_batch(network, batch.images, batch.labels, seen)
                 # Samples are numbered on through the passes, so that the parts of all processes can be put in order.
                 numbers = batch.indices + draw.first - int(draw.indices[0])
                 writer.add(piece.features, piece.logits, piece.labels, numbers)

@@ -17,7 +17,6 @@ from PIL import Image
 
 from longtail.core.files import write_text
 from longtail.core.version import __version__
-from longtail.errors import UserError
 from longtail.metrics.scores import Metrics, shot_names
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES
@@ -84,17 +83,8 @@ def _asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def require_plotly() -> None:
-    """An error now, not after minutes of computing, if the page could not be written."""
-    try:
-        import plotly.offline  # noqa: F401
-    except ImportError as error:
-        raise UserError("the report page needs the extra: pip install 'longtail[report]'") from error
-
-
 def plotly_script() -> str:
     """Plotly's own bundle for browsers."""
-    require_plotly()
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())

@@ -33,12 +33,12 @@ def metrics_table(
 
 
 def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
-    """Scores of several models, one row each."""
-    table = Table("", title=title)
+    """Scores of several models, one column each."""
+    table = Table("score", title=title)
+    for name in rows:
+        table.add_column(name, justify="right")
     for score in SCORES.values():
-        table.add_column(score.heading, justify="right")
-    for name, metrics in rows.items():
-        table.add_row(name, *(score.show(getattr(metrics, score.name)) for score in SCORES.values()))
+        table.add_row(score.heading, *(score.show(getattr(metrics, score.name)) for metrics in rows.values()))
     return table
 
 

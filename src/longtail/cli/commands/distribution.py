@@ -41,9 +41,12 @@ class Distribution(Output):
 def main(arguments: list[str]) -> int:
     options = parse(Distribution, arguments, "distribution", HELP)
     from longtail.report.distribution import write_plot
+    from longtail.report.extra import DRAWING, require
     from longtail.report.terminal import distribution_table
     from longtail.tasks.class_distribution import distribution
 
+    if options.plot:
+        require("--plot", DRAWING)
     found = distribution(options.data, options.root)
     display = options.display()
     display.table(distribution_table(found))

@@ -60,9 +60,9 @@ def main(arguments: list[str]) -> int:
         raise UserError("name a run folder or a file of saved logits: longtail report RUN")
     if options.f1:
         return _f1(options)
-    from longtail.report.page import require_plotly
+    from longtail.report.extra import PAGE, require
 
-    require_plotly()
+    require("a report", PAGE)
     page = _of_file(options) if options.sources[0].is_file() else _of_runs(options)
     options.display().line(f"written: {page} (figures in {page.parent / 'figures'})")
     options.print_json({"page": str(page)})
