@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_VENV := .venv-demo
+DEMO_BIN := $(DEMO_VENV)/bin
+DEMO_READY := $(DEMO_VENV)/.ready
 DIST := dist
 # Files in the packages are dated by the last commit, so that the same source gives the same bytes.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1704067200)
@@ -13,28 +16,37 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help install demo test lint docs dist clean
 
 help:
-	@echo "make demo     install, train on long-tailed digits, calibrate, draw a report"
+	@echo "make demo     small environment $(DEMO_VENV), train on long-tailed digits, calibrate, draw a report"
 	@echo "make test     install, lint, check types, run the tests"
 	@echo "make dist     build the wheel and the source package, byte for byte the same every time"
 	@echo "make install  create $(VENV) with the development extras"
 	@echo "make docs     build the documentation site in site/"
-	@echo "make clean    remove $(VENV), caches and the demo's files"
+	@echo "make clean    remove $(VENV), $(DEMO_VENV), caches and the demo's files"
+
+# $(call environment,FOLDER,WHAT): a new environment with WHAT in it.
+define environment
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "longtail needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '$(2)'
+	@touch $(1)/.ready
+endef
 
 install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "longtail needs Python 3.11 or newer: make PYTHON=python3.11 …")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	$(call environment,$(VENV),.[dev])
+
+# The demo needs the library and its report alone, a fraction of what development needs.
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(call environment,$(DEMO_VENV),.[report])
 
 # The network is tiny: more threads would only wait for each other.
 demo: export OMP_NUM_THREADS = 1
-demo: install
+demo: $(DEMO_READY)
 	@rm -rf demo
-	$(BIN)/longtail train digits-lt --out demo/digits
-	$(BIN)/longtail calibrate demo/digits
-	$(BIN)/longtail report demo/digits
+	$(DEMO_BIN)/longtail train digits-lt --out demo/digits
+	$(DEMO_BIN)/longtail calibrate demo/digits
+	$(DEMO_BIN)/longtail report demo/digits
 	@echo
 	@echo "calibrated model: demo/digits/marc     look at: demo/digits/report/index.html     figures: demo/digits/report/figures"
 
@@ -55,4 +67,4 @@ dist: install
 	$(BIN)/python -m build --no-isolation --outdir $(DIST)
 
 clean:
-	rm -rf $(VENV) demo site $(DIST) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) demo site $(DIST) .mypy_cache .pytest_cache .ruff_cache .hypothesis

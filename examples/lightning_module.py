@@ -1,6 +1,8 @@
-"""A loss of longtail in a Lightning module; its class counts are buffers, so they follow the module's device.
+"""Lightning: a callback that scores by shots at every validation and calibrates at the end; a loss of longtail.
 
-python examples/lightning_module.py
+The class counts of a loss are buffers, so they follow the module's device.
+
+    python examples/lightning_module.py
 """
 
 import logging
@@ -13,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
+from longtail.integrations.lightning import CalibrateCallback
 
 data = longtail.open_splits("digits-lt")
 counts = data.train.class_counts
@@ -31,15 +34,23 @@ class Digits(lightning.LightningModule):
         images, labels = batch
         return self.loss(self(images), labels)
 
+    def validation_step(self, batch: list[torch.Tensor]) -> None:
+        images, labels = batch
+        self.log("validation loss", nn.functional.cross_entropy(self(images), labels))
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def fit(loss: nn.Module) -> Digits:
+def loader_of(split, **options) -> DataLoader:
+    return DataLoader(TensorDataset(split.pixels / 255, split.labels), batch_size=64, **options)
+
+
+def fit(loss: nn.Module, *callbacks: lightning.Callback) -> Digits:
     lightning.seed_everything(0, verbose=False)
-    loader = DataLoader(TensorDataset(data.train.pixels / 255, data.train.labels), batch_size=64, shuffle=True)
     trainer = lightning.Trainer(
         max_epochs=10,
+        callbacks=list(callbacks),
         accelerator="cpu",
         devices=1,
         default_root_dir=tempfile.mkdtemp(),
@@ -49,7 +60,7 @@ def fit(loss: nn.Module) -> Digits:
         enable_model_summary=False,
     )
     module = Digits(loss)
-    trainer.fit(module, loader)
+    trainer.fit(module, loader_of(data.train, shuffle=True), loader_of(data.validation))
     return module
 
 
@@ -63,8 +74,9 @@ def show(title: str, module: nn.Module) -> None:
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")  # advice on workers that a small example does not need
 
-plain = fit(nn.CrossEntropyLoss())
-repaired, _ = longtail.calibrate(plain, [(data.train.pixels / 255, data.train.labels)])
+callback = CalibrateCallback()
+plain = fit(nn.CrossEntropyLoss(), callback)
+print("balanced accuracy by epoch:", [round(100 * found["balanced"], 1) for found in callback.history_])
 show("cross-entropy", plain)
-show("cross-entropy, then MARC", repaired)
+show("cross-entropy, then MARC", callback.model_)
 show("Balanced Softmax", fit(longtail.losses.BalancedSoftmax(counts)))

@@ -1,4 +1,4 @@
-"""A loss of longtail in Hugging Face's Trainer, by `compute_loss_func`; then MARC on the trained model.
+"""Hugging Face's Trainer: a callback that calibrates at the end; a loss of longtail, by `compute_loss_func`.
 
 A tiny vision transformer is built from its configuration: nothing is downloaded.
 
@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification, set_seed
 
 import longtail
+from longtail.integrations.transformers import CalibrateCallback, save_pretrained
 
 data = longtail.open_splits("digits-lt")
 counts = data.train.class_counts
@@ -30,7 +31,7 @@ def balanced_softmax(outputs, labels, num_items_in_batch=None) -> torch.Tensor:
     return loss(outputs.logits, labels)
 
 
-def fit(compute_loss_func) -> ViTForImageClassification:
+def fit(compute_loss_func, *callbacks) -> ViTForImageClassification:
     set_seed(0)
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
     config = ViTConfig(**small, image_size=8, patch_size=4, num_channels=1, num_labels=10)
@@ -47,7 +48,9 @@ def fit(compute_loss_func) -> ViTForImageClassification:
         use_cpu=True,
         dataloader_pin_memory=False,
     )
-    trainer = Trainer(model, arguments, train_dataset=train, compute_loss_func=compute_loss_func)
+    trainer = Trainer(
+        model, arguments, train_dataset=train, compute_loss_func=compute_loss_func, callbacks=list(callbacks)
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return model
@@ -59,8 +62,12 @@ def show(title: str, model: ViTForImageClassification) -> None:
     print(f"{title}: balanced {100 * scores.balanced:.1f}, few-shot {100 * scores.few:.1f}")
 
 
-plain = fit(None)
-repaired, _ = longtail.calibrate(plain, train)
+callback = CalibrateCallback()
+plain = fit(None, callback)
 show("cross-entropy", plain)
-show("cross-entropy, then MARC", repaired)
+show("cross-entropy, then MARC", callback.model_)
+
+folder = tempfile.mkdtemp() + "/calibrated"  # config.json and model.safetensors, as the Hub expects them
+save_pretrained(callback.model_, folder)
+show("opened again", ViTForImageClassification.from_pretrained(folder))
 show("Balanced Softmax", fit(balanced_softmax))

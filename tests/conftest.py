@@ -9,6 +9,7 @@ import os
 # The networks of the tests are small: more threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import runpy
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from filelock import FileLock
 from hypothesis import settings
 
 HERE = Path(__file__).resolve().parent
+TORCHVISION = HERE / "torchvision_operators"
+DECLARATIONS = runpy.run_path(str(TORCHVISION / "sitecustomize.py"))  # before anything imports torchvision
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("tests", deadline=None)
@@ -32,6 +35,14 @@ def _shared_folder() -> Path | None:
     given = os.environ.get("LONGTAIL_SHARED")
     folder = Path(given) if given else HERE.parent.parent / "shared"
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that tests decode or copy goes to the cache folder of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LONGTAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -89,16 +89,32 @@ def test_mlflow(run):
     assert re.search(r"balanced accuracy on validation images: \d+\.\d", text)
 
 
-def test_the_notebook(monkeypatch, tmp_path):
+def executed(name, monkeypatch, tmp_path):
+    """What the cells of a notebook give: (all outputs, what was printed)."""
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    notebook = nbformat.read(EXAMPLES / "tour.ipynb", 4)
+    notebook = nbformat.read(EXAMPLES / name, 4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # kept without results, so that changes can be read
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    text = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+    return outputs, "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+
+
+def test_the_notebook(monkeypatch, tmp_path):
+    outputs, text = executed("tour.ipynb", monkeypatch, tmp_path)
     assert_tail_rises(text, "before", "after")
     assert "This classifier is long-tail biased" in text
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+
+
+def test_the_notebook_of_a_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "cache"))  # without CIFAR: digits
+    _, text = executed("own_folder.ipynb", monkeypatch, tmp_path)
+    assert "photos: 10 classes; images: 335 train (train/), 500 test (test/)" in text
+    assert "prepare pictures so: convert to RGB; resize the whole picture to 8 x 8" in text
+    right = int(re.search(r"(\d+) of 500 images named correctly", text)[1])
+    assert right > 250
+    assert '"recommendation"' in text
+    assert "Traceback" not in text

@@ -96,3 +96,29 @@ def test_the_wheel_works_in_an_empty_environment(built, tmp_path):
     assert run(program, "--version") == f"longtail {longtail.__version__}\n"
     run(program, "train", "digits-lt", "--iterations", "20", "--device", "cpu", "--quiet", "--out", "run")
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+PLAIN = """
+import sys
+for name in ("matplotlib", "jinja2", "plotly", "transformers", "lightning", "torchmetrics", "timm", "torchvision"):
+    sys.modules[name] = None  # as if it were not installed
+import numpy as np
+from longtail.cli.main import main
+labels = np.repeat([0, 1, 2], [40, 20, 10])
+logits = np.eye(3)[labels] + np.random.default_rng(0).normal(size=(70, 3))
+np.savez("train.npz", logits=logits, labels=labels)
+assert main(["calibrate", "train.npz", "--test", "train.npz", "--out", "out", "--quiet"]) == 0
+assert main(["distribution", "digits-lt", "--quiet"]) == 0
+assert main(["distribution", "digits-lt", "--plot", "plot.png"]) == 2
+assert main(["report", "train.npz", "--test", "train.npz", "--out", "report"]) == 2
+"""
+
+
+def test_a_plain_install_works_and_names_the_extra(tmp_path):
+    """Without drawing and without the libraries of the integrations."""
+    done = subprocess.run([sys.executable, "-c", PLAIN], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--plot needs matplotlib: pip install 'longtail[report]'" in done.stderr
+    assert "a report needs matplotlib, jinja2, plotly: pip install 'longtail[report]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "report").exists()

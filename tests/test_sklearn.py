@@ -148,6 +148,36 @@ def test_labels_of_any_type(names, digits):
     assert model.score(pd.DataFrame(new).rename(columns=str), names[truth]) > 0.85
 
 
+class NumbersOnly(LogisticRegression):
+    """Takes classes 0, 1, 2, … and no other, as XGBoost does."""
+
+    def fit(self, X, y, sample_weight=None):  # noqa: N803
+        if not np.array_equal(np.unique(y), np.arange(len(np.unique(y)))):
+            raise ValueError(f"Invalid classes inferred from unique values of y: {np.unique(y)}")
+        return super().fit(X, y, sample_weight)
+
+
+def boosted_trees():
+    return pytest.importorskip("xgboost", reason="xgboost is not installed").XGBClassifier(n_estimators=10)
+
+
+@pytest.mark.parametrize("build", [lambda: NumbersOnly(max_iter=1000), boosted_trees], ids=["numbers only", "xgboost"])
+def test_names_for_estimators_that_take_numbers_only(build, digits):
+    (images, labels), (new, truth) = digits
+    names = np.array([f"digit {9 - n}" for n in range(10)])
+    model = CalibratedLongTail(build(), cv=2).fit(images, names[labels])
+    assert sorted(model.classes_) == sorted(names)
+    numbers = CalibratedLongTail(build(), cv=2).fit(images, 9 - labels)
+    assert (model.predict(new) == names[9 - numbers.predict(new)]).all()
+    assert model.score(new, names[truth]) > 0.6
+
+
+def test_what_is_wrong_is_said_in_the_words_of_the_first_try(digits):
+    (images, labels), _ = digits
+    with pytest.raises(ValueError, match="Invalid classes inferred"):
+        CalibratedLongTail(NumbersOnly(C=-1.0)).fit(images, labels.astype(str))
+
+
 def test_two_classes(digits):
     (images, labels), (new, truth) = digits
     two, few = labels % 9 == 0, truth % 9 == 0  # zeros and nines

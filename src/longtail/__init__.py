@@ -13,13 +13,14 @@ from longtail.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from longtail import backbones, data, losses, metrics, networks, posthoc, sklearn
     from longtail.config import TrainConfig
+    from longtail.data.counts import class_counts
     from longtail.data.open import open_splits
     from longtail.errors import UserError
     from longtail.exports import export
+    from longtail.extraction.finding import find_head
     from longtail.extraction.model import extract
     from longtail.metrics.margins import margins
     from longtail.metrics.scores import evaluate_logits, evaluate_predictions
-    from longtail.networks.head import find_head
     from longtail.outputs.record import Outputs
     from longtail.posthoc.auto import Auto
     from longtail.posthoc.crt import CRT
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
     from longtail.posthoc.tempered import Tempered
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
+    from longtail.runs.prediction import load
+    from longtail.tasks.attach import attach
     from longtail.tasks.calibrate import calibrate
     from longtail.tasks.class_distribution import distribution
     from longtail.tasks.class_distribution import distribution as profile
     from longtail.tasks.compare import compare
     from longtail.tasks.diagnose import diagnose
+    from longtail.training.defaults import recipe_for
     from longtail.training.loop import train
 else:
     # Name → where it is at home; the same as above.
@@ -61,7 +65,9 @@ else:
         "TrainConfig": "config",
         "UserError": "errors",
         "VectorScaling": "posthoc.scaling",
+        "attach": "tasks.attach",
         "calibrate": "tasks.calibrate",
+        "class_counts": "data.counts",
         "compare": "tasks.compare",
         "diagnose": "tasks.diagnose",
         "distribution": "tasks.class_distribution",
@@ -69,9 +75,11 @@ else:
         "evaluate_predictions": "metrics.scores",
         "export": "exports",
         "extract": "extraction.model",
-        "find_head": "networks.head",
+        "find_head": "extraction.finding",
+        "load": "runs.prediction",
         "margins": "metrics.margins",
         "open_splits": "data.open",
+        "recipe_for": "training.defaults",
         "train": "training.loop",
     }
     _EARLIER_NAMES = {"profile": "distribution"}
@@ -110,8 +118,10 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "VectorScaling",
+    "attach",
     "backbones",
     "calibrate",
+    "class_counts",
     "compare",
     "data",
     "diagnose",
@@ -121,6 +131,7 @@ __all__ = [
     "export",
     "extract",
     "find_head",
+    "load",
     "losses",
     "margins",
     "metrics",
@@ -128,6 +139,7 @@ __all__ = [
     "open_splits",
     "posthoc",
     "profile",
+    "recipe_for",
     "sklearn",
     "train",
 ]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from longtail.core.machine import WORKERS
 from longtail.core.reading import read_text, reading
 from longtail.errors import UserError, choose, number, whole_number
 
@@ -59,21 +60,22 @@ class TrainConfig(DataConfig):
     sampler: str | None = None
     """Order of the images, instead of the method's own: instance, class-balanced, square-root, …"""
 
-    backbone: str = "digits"
-    """Network: digits, resnet8/20/32/44/56 (CIFAR), resnet10/50/101/152, resnext50."""
+    backbone: str
+    """Network: digits, resnet8/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50."""
     weights: str | None = None
     """Start from the weights in this .safetensors or .pth file."""
     image_size: int | None = None
     """Side of the square pictures read from files are brought to."""
     augment: tuple[str, ...] = ()
-    """Augmentations in order: crop, small-crop, flip, autoaugment, cutout, jitter, resized-crop."""
+    """Augmentations in order: crop, small-crop, flip, vertical-flip, rotate, quarter-turn, cutout, autoaugment,
+    jitter, resized-crop. The page on augmentation in the docs shows each."""
 
     epochs: float | None = None
     """Length of training in passes over the data (or give --iterations)."""
     iterations: int | None = None
     """Length of training in batches."""
     batch_size: int = 128
-    """Images per step, over all processes."""
+    """Images per step and stream of images (BBN has two, Hybrid-SC three), over all processes."""
     accumulate: int = 1
     """Work each batch in this many parts to save memory."""
     lr: float = 0.1
@@ -93,8 +95,10 @@ class TrainConfig(DataConfig):
     """Arithmetic of the forward pass."""
     compile: bool = False
     """Compile the network with torch.compile."""
-    workers: int = 4
+    workers: int = WORKERS
     """Processes that decode images read from files."""
+    cache_gb: float = 4.0
+    """Decode images read from files once, into $LONGTAIL_CACHE, if they take at most this many GB; 0 for never."""
     evaluate_every: int = 1
     """Epochs between evaluations on the validation split."""
     checkpoint_every: int = 1
@@ -159,7 +163,7 @@ def _check_words(config: DataConfig) -> None:
 MOST_TOML = 1 << 20  # bytes
 
 # May differ when a run is resumed: they say where the work is done, not what is computed.
-PLACES = ("root", "device", "workers", "checkpoint_every")
+PLACES = ("root", "device", "workers", "cache_gb", "checkpoint_every")
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
@@ -201,3 +205,10 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """Settings that change the result and differ: 'lr: 0.1 → 0.2'."""
     before, after = comparable(old), comparable(new)
     return [f"{name}: {before[name]} → {after[name]}" for name in before if before[name] != after[name]]
+
+
+def describe(config: TrainConfig, name: str | None = None) -> str:
+    """Data (or what they are called), tail, network and length of training in one line."""
+    tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
+    length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
+    return f"{name or config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"

@@ -44,7 +44,10 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     A setting "auto" of the method is chosen on the same held-out scores.
 
-    Fitted attributes: `estimator_` (fitted on all of the data), `method_`, `classes_` (K,).
+    Fitting costs one fit of the estimator more than there are folds, and a prediction of every sample.
+
+    Fitted attributes: `estimator_` (fitted on all of the data; on class numbers where it takes no other labels),
+    `method_`, `classes_` (K,).
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -117,9 +120,9 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         y: np.ndarray,
         fit_params: dict[str, Any],
     ) -> tuple[np.ndarray, np.ndarray]:
-        # First on all of the data, so that what is wrong with them is said in the estimator's own words.
-        self.estimator_ = clone(estimator).fit(X, y, **fit_params)
         self.classes_, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
+        # First on all of the data, so that what is wrong with them is said in the estimator's own words.
+        self.estimator_, y = _fitted(estimator, X, y, codes, fit_params)
         if len(self.classes_) < 2:
             raise UserError("the data have one class only: there is nothing to choose")
         folds = FOLDS if self.cv is None else self.cv
@@ -172,6 +175,25 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         inner = get_tags(LogisticRegression() if self.estimator is None else self.estimator)
         tags.input_tags = inner.input_tags
         return tags
+
+
+def _fitted(
+    estimator: Any,
+    X: Any,  # noqa: N803
+    y: np.ndarray,
+    codes: np.ndarray,
+    fit_params: dict[str, Any],
+) -> tuple[Any, np.ndarray]:
+    """The estimator fitted on labels (N,), or on their numbers where it takes no others, as XGBoost; and which."""
+    try:
+        return clone(estimator).fit(X, y, **fit_params), y
+    except ValueError as error:
+        if np.array_equal(y, codes):
+            raise
+        try:
+            return clone(estimator).fit(X, codes, **fit_params), codes
+        except ValueError:
+            raise error from None
 
 
 def _response(estimator: Any) -> str:

@@ -1,8 +1,20 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from longtail.data.augment import AUGMENTATIONS, ColorJitter, Crop, Cutout, Flip, clean_transform, training_transform
+from longtail.data.augment import (
+    AUGMENTATIONS,
+    ColorJitter,
+    Crop,
+    Cutout,
+    Flip,
+    QuarterTurn,
+    Rotate,
+    VerticalFlip,
+    clean_transform,
+    training_transform,
+)
 from longtail.data.autoaugment import CIFAR_POLICY, AutoAugment
 from longtail.errors import UserError
 
@@ -22,6 +34,35 @@ def test_flip_mirrors_below_one_half():
     out = Flip()(PIXELS, NUMBERS[:, :1])
     for i in range(64):
         assert torch.equal(out[i], PIXELS[i].flip(2) if NUMBERS[i, 0] < 0.5 else PIXELS[i])
+
+
+@pytest.mark.parametrize(("side", "padding"), [(8, 1), (32, 4), (224, 28)])
+def test_a_window_is_moved_by_an_eighth_of_the_side(side, padding):
+    pixels = torch.ones(1, 1, side, side, dtype=torch.uint8)
+    corner = Crop()(pixels, torch.tensor([[0.0, 0.5]]))
+    assert corner[0, 0, :, side // 2].tolist() == [0] * padding + [1] * (side - padding)
+
+
+def test_vertical_flip_turns_upside_down_below_one_half():
+    out = VerticalFlip()(PIXELS, NUMBERS[:, :1])
+    for i in range(64):
+        assert torch.equal(out[i], PIXELS[i].flip(1) if NUMBERS[i, 0] < 0.5 else PIXELS[i])
+
+
+def test_rotation_turns_as_pillow_does_by_up_to_fifteen_degrees():
+    numbers = torch.linspace(0, 1, 64, dtype=torch.float64).view(-1, 1)
+    out = Rotate()(PIXELS, numbers)
+    for i in (0, 10, 31, 63):
+        picture = Image.fromarray(PIXELS[i].permute(1, 2, 0).numpy())
+        turned = np.asarray(picture.rotate(30 * numbers[i].item() - 15))
+        np.testing.assert_array_equal(out[i].permute(1, 2, 0).numpy(), turned)
+    assert torch.equal(Rotate()(PIXELS, torch.full((64, 1), 0.5)), PIXELS)
+
+
+def test_quarter_turns_are_drawn_equally_often():
+    out = QuarterTurn()(PIXELS, NUMBERS[:, :1])
+    for i in range(64):
+        assert torch.equal(out[i], PIXELS[i].rot90(int(NUMBERS[i, 0] * 4), (1, 2)))
 
 
 def test_cutout_is_a_square_of_sixteen_cut_off_at_the_border():

@@ -125,5 +125,5 @@ def test_open_splits_of_folders_and_lists(photos):
 def test_a_class_without_images_is_named(photos):
     lines = (photos / "list.txt").read_text().replace(" 1\n", " 3\n")
     (photos / "list.txt").write_text(lines)
-    with pytest.raises(UserError, match="class 1 of lists has no training image"):
+    with pytest.raises(UserError, match="class 1 of list.txt has no training image"):
         open_splits(DataConfig(data="lists", root=str(photos), train_list=str(photos / "list.txt"), validation=0))

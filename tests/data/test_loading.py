@@ -23,7 +23,7 @@ def transform():
     return training_transform(names, (0.5,) * 3, (0.2,) * 3, image_size=None, seed=3)
 
 
-@pytest.mark.parametrize("together", [1, 20, 1000])
+@pytest.mark.parametrize("together", [1, 20 * 64, 1000 * 64])
 def test_batches_do_not_depend_on_how_many_are_augmented_together(images, transform, monkeypatch, together):
     sampler = Sampler(images.labels.numpy(), seed=1)
     plan = [sampler.batch(number, 7, rank=1, world_size=2) for number in range(9)]

@@ -22,14 +22,15 @@ from longtail.training.loop import Trainer
 
 SHORT = replace(RECIPES["digits-lt"], epochs=None, iterations=4, warmup=0, device="cpu", evaluate_every=1000)
 METHODS = ("seesaw", "causal-norm", "oltr")
-POSTHOC = ("marc", "crt", "tau-norm")
+POSTHOC = ("marc", "crt", "tau-norm", "halo", "auto")
 
 
 def record(config: TrainConfig, folder: Path) -> None:
     """Train, and keep what each process saw and holds at the end."""
     with join("cpu") as world:
         trainer = Trainer(config, folder, world, Display(quiet=True))
-        draws = [draw.indices.tolist() for sampler in trainer.samplers for draw in trainer._draws(sampler)]
+        streams, steps = trainer.streams, trainer.plan.steps
+        draws = [draw.indices.tolist() for own in streams.samplers for draw in streams.draws(own, 0, steps)]
         trainer.run()
         state = {**trainer.state.model.state_dict(), **trainer.state.objective.state_dict()}
         torch.save({"draws": draws, "state": state}, folder / f"rank{world.rank}.pt")

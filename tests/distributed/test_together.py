@@ -12,7 +12,7 @@ import torch
 import longtail
 from longtail import Outputs
 from longtail.core.progress import Display
-from longtail.data.samplers import SAMPLERS
+from longtail.data.samplers import SAMPLERS, Draw
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.extraction.run import Extractor
 from longtail.methods import build_posthoc
@@ -70,7 +70,7 @@ def test_extracted_files_are_those_of_one_process(work, alone):
     assert not list(work.rglob("*.part*"))
 
 
-@pytest.mark.parametrize("name", ["marc", "crt", "tau-norm"])
+@pytest.mark.parametrize("name", ["marc", "crt", "tau-norm", "halo", "auto"])
 def test_calibration_is_that_of_one_process(work, alone, name):
     method = build_posthoc(name, {})
     calibrate_run(Extractor(Run.open(alone)), method, name)
@@ -107,11 +107,16 @@ def of_both(folder: Path) -> list[dict]:
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
+def all_draws(trainer: Trainer) -> list[Draw]:
+    """Every draw of the first stream."""
+    return list(trainer.streams.draws(trainer.streams.samplers[0], 0, trainer.plan.steps))
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_processes_share_every_sampler(work, tmp_path, sampler):
     """The batch is global: both parts in order are the batch of one process, and the weights stay equal."""
     trainer = Trainer(replace(SHORT, sampler=sampler), tmp_path / "run", SINGLE_PROCESS, Display(quiet=True))
-    whole = [draw.indices.tolist() for draw in trainer._draws(trainer.samplers[0])]
+    whole = [draw.indices.tolist() for draw in all_draws(trainer)]
     both = of_both(work / sampler)
     assert [a + b for a, b in zip(both[0]["draws"], both[1]["draws"], strict=True)] == whole
     assert {len(part) for part in both[0]["draws"]} == {SHORT.batch_size // 2}
@@ -150,7 +155,7 @@ def test_parts_of_a_batch_over_processes(work, tmp_path):
     assert {len(part) for part in both[0]["draws"]} == {SHORT.batch_size // 4}
     seen = sorted(index for one in both for part in one["draws"] for index in part)
     trainer = Trainer(SHORT, tmp_path / "run", SINGLE_PROCESS, Display(quiet=True))
-    assert seen == sorted(index for draw in trainer._draws(trainer.samplers[0]) for index in draw.indices)
+    assert seen == sorted(index for draw in all_draws(trainer) for index in draw.indices)
     same_parameters(both, work / "accumulate")
 
 

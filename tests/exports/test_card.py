@@ -1,10 +1,12 @@
 import json
 import re
 
+import numpy as np
 import torch
 from PIL import Image
 
 import longtail
+from longtail.data.open import statistics
 from longtail.exports.card import model_card
 from longtail.extraction.run import Extractor
 from longtail.metrics.table import SCORES
@@ -34,9 +36,13 @@ def test_the_code_of_the_card_runs(digits_run, tmp_path, monkeypatch):
     longtail.export(digits_run, tmp_path / "shared", "safetensors")
     monkeypatch.chdir(tmp_path / "shared")
     (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "shared" / "README.md").read_text(), re.DOTALL)
-    names = {"images": torch.rand(3, 1, 8, 8)}
+    pixels = longtail.open_splits("digits-lt").test.pixels[:3]
+    names = {"images": list(pixels[:, 0].numpy())}
     exec(code, names)
-    assert names["logits"].shape == (3, 10)
+    # The last sentence of the section, done by hand.
+    mean, std = statistics("digits")
+    logits = names["model"].network((pixels / 255 - torch.tensor(mean)) / torch.tensor(std))
+    np.testing.assert_allclose(names["found"].probabilities, logits.detach().softmax(1), atol=1e-5)
 
 
 def test_a_plain_run_shows_only_scores_of_its_own_weights(digits_copy):

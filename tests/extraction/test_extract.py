@@ -107,12 +107,13 @@ class Divides(Small):
         return super().forward(x) / 0.07
 
 
-def test_a_factor_behind_the_head_is_named_unless_the_head_is():
+@pytest.mark.parametrize("head", [None, "fc"])
+def test_a_factor_behind_the_head_belongs_to_it(head):
     model = Divides().eval()
-    with pytest.raises(UserError, match=r"multiplies what 'fc' gives by 14\.3; put that factor into its weight"):
-        longtail.extract(model, [(X, Y)], device="cpu")
-    outputs = longtail.extract(model, [(X, Y)], head="fc", device="cpu")
-    np.testing.assert_allclose(outputs.logits, 0.07 * model(X).detach(), atol=1e-6)
+    outputs = longtail.extract(model, [(X, Y)], head=head, device="cpu")
+    np.testing.assert_allclose(outputs.logits, model(X).detach(), atol=1e-6)
+    np.testing.assert_allclose(outputs.head_weight, model.fc.weight.detach() / 0.07, rtol=1e-4)
+    np.testing.assert_allclose(outputs.head_bias, model.fc.bias.detach() / 0.07, rtol=1e-4)
 
 
 def test_outputs_stream_to_a_file_and_are_mapped(tmp_path):
@@ -175,15 +176,23 @@ def test_of_several_answers_the_caller_says_which():
     assert outputs.logits.shape == (20, 3)
 
 
-class Twice(Small):
-    def forward(self, x):
-        self.fc(self.body(-x))
-        return self.fc(self.body(x))
-
-
-class Tokens(Small):
+class Together(Small):
     def forward(self, x):
         return self.fc(self.body(x).reshape(2, -1, 6)).mean(1)
+
+
+class OneNumber(Small):
+    def forward(self, x):
+        return super().forward(x)[:, :1]
+
+
+class Sigmoids(Small):
+    def forward(self, x):
+        return super().forward(x).sigmoid()
+
+
+class Nothing(Small):
+    forward = nn.Module.forward
 
 
 @pytest.mark.parametrize(
@@ -193,11 +202,15 @@ class Tokens(Small):
         (Small(), [X], "must be \\(inputs, labels\\)"),
         (Small(), [{"x": X}], "has no labels: its entries are x"),
         (Small(), [(X, Y + 1)], r"gives labels 1\.\.3, the model has classes 0\.\.2"),
-        (Twice(), [(X, Y)], "the head ran 2 times"),
         (WithFeatures(), [(X, Y)], r"several layers \(body, fc\); say which is the classifier: head="),
         (WithRotation(), [(X, Y)], r"several layers \(fc, head\)"),
         (Small(), [(X * torch.nan, Y)], "gives NaN or inf on the first batch"),
-        (Tokens(), [(X, Y)], r"the head saw \(2, 10, 6\) for 20 labels"),
+        (Together(), [(X, Y)], r"answers with \(2, 3\) for 20 samples; it must give one row"),
+        (OneNumber(), [(X, Y)], r"answers with \(20, 1\) for 20 samples; it must give one row of at least two"),
+        (Sigmoids(), [(X, Y)], "answers with numbers between 0 and 1, probabilities or sigmoids"),
+        (Nothing(), [(X, Y)], r"Nothing has no forward that gives logits; .* \(its parts: body, fc\)"),
+        (Small(), [(X[:, :3], Y)], "Small fails on the first batch: RuntimeError: mat1 and mat2"),
+        (Small().to("meta"), [(X, Y)], r"parameters without numbers \(device meta\); load its weights"),
     ],
 )
 def test_what_does_not_fit_is_named(model, loader, message):

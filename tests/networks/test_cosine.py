@@ -8,7 +8,7 @@ from longtail.backbones import build_backbone
 from longtail.errors import UserError
 from longtail.networks.classifier import classifier_of_form
 from longtail.networks.cosine import CosineHead, cosine_classifier
-from longtail.networks.head import find_head, head_of, with_head
+from longtail.networks.head import guess_head, head_of, with_head
 
 COUNTS = torch.tensor([50, 20, 5])
 
@@ -42,7 +42,7 @@ def test_half_precision_does_not_blur_the_cosines():
 
 def test_the_linear_layer_inside_is_found_and_can_be_replaced():
     model = cosine_classifier(build_backbone("digits", in_channels=1), COUNTS, scale=20.0)
-    assert find_head(model) == "head.linear"
+    assert guess_head(model) == "head.linear"
     linear, images = head_of(model), torch.randn(4, 1, 8, 8)
     assert linear.weight.norm(dim=1).tolist() == pytest.approx([20.0] * 3, rel=1e-5)
     fresh = torch.nn.Linear(64, 3)

@@ -49,7 +49,7 @@ def test_own_names_nested_heads_and_the_last_layer_are_found():
 
 
 def test_what_cannot_be_found_is_explained():
-    with pytest.raises(UserError, match=r"Conv2d has no nn.Linear to calibrate .* calibrate saved logits instead"):
+    with pytest.raises(UserError, match=r"Conv2d has no nn.Linear to calibrate .* find_head\(model, batch=batch\)"):
         find_head(nn.Conv2d(3, 4, 1))
     with pytest.raises(UserError, match=r"no nn.Linear called 'top'; its linear layers: fc, body.0"):
         find_head(Named("fc"), "top")

@@ -1,7 +1,7 @@
 import torch
 from torch.autograd import gradcheck
 
-from longtail.networks.head import find_head, with_head
+from longtail.networks.head import guess_head, with_head
 from longtail.networks.vectors import UnitRows, lengths, unit, unit_head
 
 
@@ -41,7 +41,7 @@ def test_a_unit_head_is_an_ordinary_linear_head_to_others():
     torch.testing.assert_close(head.weight.norm(dim=1), torch.full((3,), 16.0))
     assert head.parametrizations.weight.original.abs().max() <= 6**-0.5  # as the authors start
     model = torch.nn.Sequential(head)
-    assert find_head(model) == "0"
+    assert guess_head(model) == "0"
     fresh = torch.nn.Linear(6, 3, bias=False)
     with torch.no_grad():
         fresh.weight.copy_(head.weight)

@@ -87,6 +87,19 @@ def test_worst_confusions_are_the_largest_cells(real_summary):
     )
 
 
+def test_new_confusions_are_the_cells_that_grow_most(real_summary):
+    matrices = [np.array(state.metrics.confusion, dtype=float) for state in (real_summary.before, real_summary.after)]
+    before, after = (matrix / matrix.sum(1, keepdims=True) for matrix in matrices)
+    growth = {(i, j): after[i, j] - before[i, j] for i in range(10) for j in range(10) if i != j}
+    largest = sorted(growth, key=growth.get, reverse=True)[:3]
+    assert [(pair.truth, pair.taken_for) for pair in real_summary.new_confusions[:3]] == largest
+    for pair in (*real_summary.confusions, *real_summary.new_confusions):
+        known = (pair.before, pair.after, pair.accuracy_before, pair.accuracy_after)
+        i, j = pair.truth, pair.taken_for
+        assert known == pytest.approx((before[i, j], after[i, j], before[i, i], after[i, i]))
+    assert all(pair.after > pair.before for pair in real_summary.new_confusions)
+
+
 def test_many_classes_are_put_together_in_the_confusion_matrix():
     rng = np.random.default_rng(0)
     labels = np.arange(2400) % 120

@@ -124,7 +124,7 @@ def folder_run(tmp_path):
                 pixels = rng.integers(0, 80, (9, 8, 3)) + 60 * label
                 Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / split / name / f"{number}.png")
     data = {"data": "folder", "root": str(tmp_path / "photos"), "image_size": 8, "validation": 0.2, "workers": 0}
-    config = longtail.TrainConfig(**data, iterations=2, device="cpu")
+    config = longtail.TrainConfig(**data, backbone="digits", iterations=2, device="cpu")
     longtail.train(config, tmp_path / "run")
     return Run.open(tmp_path / "run"), tmp_path / "photos"
 

@@ -269,6 +269,6 @@ def test_what_a_killed_writer_left_is_removed(tmp_path, monkeypatch):
 
 def test_lengths_are_one_or_the_other():
     with pytest.raises(UserError, match="either --epochs or --iterations"):
-        TrainConfig()
+        TrainConfig(backbone="digits")
     with pytest.raises(UserError, match="--batch-size must be a whole number of at least 1, not 0"):
-        TrainConfig(epochs=1, batch_size=0)
+        TrainConfig(backbone="digits", epochs=1, batch_size=0)

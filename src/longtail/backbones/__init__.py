@@ -40,6 +40,8 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet44": partial(CifarResNet, 44),
     "resnet56": partial(CifarResNet, 56),
     "resnet10": partial(ResNet, BasicBlock, (1, 1, 1, 1)),
+    "resnet18": partial(ResNet, BasicBlock, (2, 2, 2, 2)),
+    "resnet34": partial(ResNet, BasicBlock, (3, 4, 6, 3)),
     "resnet50": partial(ResNet, Bottleneck, (3, 4, 6, 3)),
     "resnet101": partial(ResNet, Bottleneck, (3, 4, 23, 3)),
     "resnet152": partial(ResNet, Bottleneck, (3, 8, 36, 3)),

@@ -1,4 +1,4 @@
-"""ResNet-10, 50, 101, 152 and ResNeXt-50 32x4d for photographs, parameter names as in torchvision.
+"""ResNet-10, 18, 34, 50, 101, 152 and ResNeXt-50 32x4d for photographs, parameter names as in torchvision.
 
 Because the names agree, published ImageNet weights load as they are.
 
@@ -19,7 +19,7 @@ def _conv_bn(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions; used by ResNet-10."""
+    """Two 3x3 convolutions; used by ResNet-10, 18 and 34."""
 
     expansion = 1
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from longtail.backbones import BACKBONES, build_backbone
 from longtail.core.reading import reading, require_file, require_small_archive
 from longtail.core.tensors import read_tensors
 from longtail.errors import UserError
@@ -41,8 +42,26 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
     Names may carry a prefix (`module.`, `backbone.`, …); every tensor of the backbone must be found
     with its shape.
     """
+    backbone.load_state_dict(_fitting(read_weights(path), backbone.state_dict(), path)[0], strict=False)
+
+
+def backbone_of(path: Path) -> str | None:
+    """The name of the backbone whose weights a file holds; None if it is none of ours."""
     weights = read_weights(path)
-    wanted = backbone.state_dict()
+    for name in BACKBONES:
+        with torch.device("meta"):
+            wanted = build_backbone(name).state_dict()
+        try:
+            _, unused = _fitting(weights, wanted, path)
+        except UserError:
+            continue
+        if not unused:  # a deeper network would have more
+            return name
+    return None
+
+
+def _fitting(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of a file that a backbone takes, and names of others that belong to a backbone."""
     prefix = _prefix(weights, wanted, path)
     found = {name: weights[prefix + name] for name in wanted if prefix + name in weights}
     for name, tensor in found.items():
@@ -54,7 +73,8 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
     if missing:
         raise UserError(f"{path} lacks {len(missing)} of the backbone's {len(wanted)} tensors, first {missing[0]}")
-    backbone.load_state_dict(found, strict=False)
+    others = (name.removeprefix(prefix) for name in weights if name.startswith(prefix))
+    return found, [name for name in others if name not in wanted and not name.startswith(HEADS)]
 
 
 def _prefix(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> str:

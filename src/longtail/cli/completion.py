@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longtail.cli.main import COMMANDS
 from longtail.cli.option_names import ALWAYS, Word, words_of
 from longtail.cli.parsing import Output
+from longtail.cli.starting_point import CONFIG
 from longtail.data.sources import SOURCES
 from longtail.recipes import RECIPES
+from longtail.report.paper import ITEMS
 
 # Commands whose first word may be a recipe.
 OF_RECIPES = ("train", "compare", "distribution")
-# Read before the options of these commands are parsed.
-CONFIG = Word("--config", takes_value=True, is_path=True)
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,12 @@ def _command(name: str, summary: str) -> Command:
         if isinstance(value, type) and issubclass(value, Output) and value.__module__ == module.__name__
     )
     names = _names(name)
-    words = [
-        Word(word.name, word.takes_value, word.is_path, word.choices or names.get(word.name, ()))
-        for word in words_of(kind)
-    ]
+    words = [replace(word, choices=word.choices or names.get(word.name, ())) for word in words_of(kind)]
     options = [word for word in words if word.name.startswith("--")]
-    if name in ("train", "compare"):
+    if name in ("train", "compare", "reproduce"):
         options.append(CONFIG)
     options += [Word(option, takes_value=False, is_path=False) for option in ALWAYS]
-    first = tuple(RECIPES) if name in OF_RECIPES else ()
+    first = tuple(RECIPES) if name in OF_RECIPES else tuple(ITEMS) if name == "reproduce" else ()
     first += tuple(choice for word in words if not word.name.startswith("--") for choice in word.choices)
     return Command(name, summary, options, first)
 
@@ -60,16 +57,17 @@ def _command(name: str, summary: str) -> Command:
 def _names(command: str) -> dict[str, tuple[str, ...]]:
     """Names that options take, by option."""
     from longtail.backbones import BACKBONES
-    from longtail.data.augment import AUGMENTATIONS
+    from longtail.data.augment import AUGMENTATION_NAMES
     from longtail.data.samplers import SAMPLERS
     from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 
     return {
         "--method": tuple(POSTHOC_METHODS if command == "calibrate" else TRAIN_METHODS),
         "--methods": (*TRAIN_METHODS, *POSTHOC_METHODS),
+        "--recipes": tuple(RECIPES),
         "--backbone": tuple(BACKBONES),
         "--data": tuple(SOURCES),
-        "--augment": (*AUGMENTATIONS, "resized-crop"),
+        "--augment": AUGMENTATION_NAMES,
         "--sampler": SAMPLERS,
         "--device": ("auto", "cpu", "cuda", "mps"),
     }

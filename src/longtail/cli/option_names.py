@@ -25,6 +25,7 @@ class Word:
     takes_value: bool
     is_path: bool
     choices: tuple[str, ...] = ()
+    several: bool = False
 
 
 def words_of(kind: Any) -> list[Word]:
@@ -40,7 +41,8 @@ def words_of(kind: Any) -> list[Word]:
         choices = tuple(str(value) for part in parts if get_origin(part) is Literal for value in get_args(part))
         dashes = "" if tyro.conf.Positional in marks else "--"
         name = dashes + field.name.replace("_", "-")
-        found.append(Word(name, hint is not bool, Path in parts or field.name == "root", choices))
+        several = any(get_origin(part) in (tuple, list, dict) for part in (hint, *parts))
+        found.append(Word(name, hint is not bool, Path in parts or field.name == "root", choices, several))
     return found
 
 
@@ -61,9 +63,13 @@ def _alternatives(hint: Any) -> list[Any]:
 
 def require_known(kind: Any, words: Sequence[str], command: str) -> None:
     """Complain of the first option that the command does not have."""
-    known = [*ALWAYS, *(word.name for word in words_of(kind))]
+    options = {word.name: word for word in words_of(kind)}
+    known = [*ALWAYS, *options]
     for word in words:
-        name = word.partition("=")[0].replace("_", "-")
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if equals and name in options and not options[name].takes_value:
+            raise UserError(f"{name} takes no value: leave out ={value}")
         if name.startswith("--") and len(name) > 2 and name not in known:
             close = get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f" (did you mean {close[0]}?)" if close else ""

@@ -1,4 +1,4 @@
-"""What a long job shows: a live bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a long job shows: a live bar on a terminal or in a notebook, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Task:
     def advance(self, amount: int, note: str = "") -> None:
         """Count `amount` more as done; `note` stands beside the bar."""
         self.done += amount
+        self.first = min(self.first, self.done)  # what was interrupted may go on from before where it had come
         self.note = note or self.note
         if self._bar:
             self._bar.update(
@@ -76,9 +77,9 @@ class Display:
 
     @contextmanager
     def task(self, title: str, total: int, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
-        """A progress bar, or a line every few seconds where there is no terminal."""
+        """A progress bar in a terminal or a notebook, a line every few seconds elsewhere."""
         task = Task(self, title, total, done, unit)
-        if self.quiet or not sys.stderr.isatty():
+        if self.quiet or not (sys.stderr.isatty() or self.error.is_jupyter):
             yield task
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

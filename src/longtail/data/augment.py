@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longtail.data import pixel_ops
-from longtail.data.autoaugment import AutoAugment
+from longtail.data.autoaugment import AutoAugment, rotate
 from longtail.data.decode import RandomResizedCrop, Resize, ResizeCenterCrop
 from longtail.data.images import Decode
 from longtail.errors import choose
@@ -32,13 +32,14 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class Crop:
-    """Pad with black and cut a random window of the original size."""
+    """Pad with black, by an eighth of the side, and cut a random window of the original size."""
 
-    padding: int = 4
+    padding: int | None = None
     columns = 2
 
     def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
-        pad, (height, width) = self.padding, pixels.shape[2:]
+        height, width = pixels.shape[2:]
+        pad = max(min(height, width) // 8, 1) if self.padding is None else self.padding
         padded = torch.nn.functional.pad(pixels, (pad, pad, pad, pad))
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         top, left = (numbers * (2 * pad + 1)).long().unbind(1)
@@ -53,6 +54,39 @@ class Flip:
 
     def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
         return torch.where(numbers.view(-1, 1, 1, 1) < 0.5, pixels.flip(3), pixels)
+
+
+@dataclass(frozen=True)
+class VerticalFlip:
+    """Mirror half of the images top to bottom: for images without an upper side, as from above or a microscope."""
+
+    columns = 1
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        return torch.where(numbers.view(-1, 1, 1, 1) < 0.5, pixels.flip(2), pixels)
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Turn by up to 15 degrees either way; the corners become black."""
+
+    degrees: float = 15.0
+    columns = 1
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        return rotate(pixels, self.degrees * (2 * numbers[:, 0] - 1), fill=0)
+
+
+@dataclass(frozen=True)
+class QuarterTurn:
+    """Turn by 0, 90, 180 or 270 degrees: with vertical-flip, for images without an upper side."""
+
+    columns = 1
+
+    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
+        turns = (numbers[:, 0] * 4).long()
+        turned = torch.stack([pixels.rot90(turn, (2, 3)) for turn in range(4)])
+        return turned[turns, torch.arange(len(pixels), device=pixels.device)]
 
 
 @dataclass(frozen=True)
@@ -93,10 +127,16 @@ AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
     "crop": Crop,
     "small-crop": lambda: Crop(padding=1),
     "flip": Flip,
+    "vertical-flip": VerticalFlip,
+    "rotate": Rotate,
+    "quarter-turn": QuarterTurn,
     "cutout": Cutout,
     "autoaugment": AutoAugment,
     "jitter": ColorJitter,
 }
+# Decides how a picture from a file gets its size, so it is none of the batched ones.
+RESIZED_CROP = "resized-crop"
+AUGMENTATION_NAMES = (*AUGMENTATIONS, RESIZED_CROP)
 
 
 @dataclass(frozen=True)
@@ -149,11 +189,11 @@ def training_transform(
 ) -> Transform:
     """The named augmentations; `resized-crop` decides how pictures from files get their size."""
     for name in names:
-        choose("augmentation", name, (*AUGMENTATIONS, "resized-crop"))
+        choose("augmentation", name, AUGMENTATION_NAMES)
     chosen = tuple(AUGMENTATIONS[name]() for name in names if name in AUGMENTATIONS)
     decode: Decode | None = None
     if image_size:
-        decode = RandomResizedCrop(image_size) if "resized-crop" in names else Resize(image_size)
+        decode = RandomResizedCrop(image_size) if RESIZED_CROP in names else Resize(image_size)
     return Transform(chosen, mean, std, decode, seed)
 
 
@@ -163,5 +203,5 @@ def clean_transform(
     """No augmentation: what belongs, at test, to training with the named augmentations."""
     decode: Decode | None = None
     if image_size:
-        decode = ResizeCenterCrop(image_size) if "resized-crop" in names else Resize(image_size)
+        decode = ResizeCenterCrop(image_size) if RESIZED_CROP in names else Resize(image_size)
     return Transform((), mean, std, decode)

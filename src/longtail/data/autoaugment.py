@@ -66,14 +66,14 @@ def translate_y(pixels: Tensor, share: Tensor) -> Tensor:
     return pixel_ops.affine(pixels, _matrix(share, f=share * pixels.shape[2]), FILL)
 
 
-def rotate(pixels: Tensor, degrees: Tensor) -> Tensor:
+def rotate(pixels: Tensor, degrees: Tensor, fill: int = FILL) -> Tensor:
     """Rotate about the centre, counter-clockwise."""
     angle = torch.deg2rad(degrees.double())
     cosine, sine = angle.cos(), angle.sin()
     x, y = pixels.shape[3] / 2, pixels.shape[2] / 2
     shift_x = x - cosine * x + sine * y
     shift_y = y - sine * x - cosine * y
-    return pixel_ops.affine(pixels, _matrix(angle, a=cosine, b=-sine, c=shift_x, d=sine, e=cosine, f=shift_y), FILL)
+    return pixel_ops.affine(pixels, _matrix(angle, a=cosine, b=-sine, c=shift_x, d=sine, e=cosine, f=shift_y), fill)
 
 
 Operation = Callable[[Tensor, Tensor], Tensor]

@@ -60,6 +60,12 @@ class ResizeCenterCrop:
     size: int
     columns = 0
 
+    def __str__(self) -> str:
+        return (
+            f"cut the square of 7/8 of the shorter side at the centre and resize it to {self.size} x {self.size} "
+            "(bilinear, antialiased, as Pillow does)"
+        )
+
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
         side = min(picture.size) * 7 / 8
         left, top = (picture.width - side) / 2, (picture.height - side) / 2
@@ -72,6 +78,12 @@ class Resize:
 
     size: int
     columns = 0
+
+    def __str__(self) -> str:
+        return (
+            f"resize the whole picture to {self.size} x {self.size}, whatever its shape (bilinear, antialiased, as "
+            "Pillow does)"
+        )
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
         square = (self.size, self.size)

@@ -7,9 +7,9 @@ a batch of indices as one uint8 tensor (B, C, H, W).
 from __future__ import annotations
 
 import hashlib
+import json
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -32,6 +32,10 @@ class Decode(Protocol):
     """Turns one decoded picture into a fixed size, from `columns` random numbers."""
 
     columns: int
+
+    @property
+    def size(self) -> int:
+        """Side of the square that comes out."""
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image: ...
 
@@ -113,9 +117,32 @@ class DecodedImages(Images):
 
     Args:
         skip_broken: leave out an image that cannot be read instead of stopping.
+        whole: the set that this one was cut from.
+        rows: (N,) where in that set the images stand.
     """
 
     skip_broken: bool = False
+    whole: DecodedImages | None = field(default=None, repr=False)
+    rows: np.ndarray | None = field(default=None, repr=False)
+
+    def subset(self, indices: np.ndarray) -> Self:
+        rows = indices if self.rows is None else self.rows[indices]
+        own = {name: getattr(self, name)[indices] for name in self.per_image}
+        labels = self.labels[torch.from_numpy(indices)]
+        return replace(self, labels=labels, whole=self.whole or self, rows=rows, **own)
+
+    def on_its_own(self) -> Self:
+        """The same images as a set that was cut from no other."""
+        return replace(self, whole=None, rows=None)
+
+    @property
+    @abstractmethod
+    def per_image(self) -> tuple[str, ...]:
+        """Fields that hold one value per image, besides the labels."""
+
+    @abstractmethod
+    def state(self) -> bytes:
+        """Where the images lie and when they were changed: other bytes once a file has other content."""
 
     @abstractmethod
     def source(self, index: int) -> Path | BytesIO:
@@ -131,7 +158,7 @@ class DecodedImages(Images):
         pictures, kept = [], []
         for position, index in enumerate(indices):
             try:
-                pictures.append(_as_array(decode(self.open(int(index)), numbers[position])))
+                pictures.append(as_array(decode(self.open(int(index)), numbers[position])))
                 kept.append(position)
             except UserError:
                 if not self.skip_broken:
@@ -141,6 +168,14 @@ class DecodedImages(Images):
                 f"none of the {len(indices)} images of a batch can be read, the first is {self.path(int(indices[0]))}"
             )
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2), np.array(kept)
+
+    def header(self, index: int) -> tuple[int, int, str]:
+        """Width, height and mode by the image's header alone; zeros where it cannot be read."""
+        try:
+            with Image.open(self.source(index)) as picture:
+                return *picture.size, picture.mode
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            return 0, 0, ""
 
     def open(self, index: int) -> Image.Image:
         """Decode one image to RGB; an error names the file."""
@@ -166,9 +201,7 @@ class FileImages(DecodedImages):
 
     root: Path
     paths: np.ndarray = field(repr=False)
-
-    def subset(self, indices: np.ndarray) -> FileImages:
-        return replace(self, labels=self.labels[torch.from_numpy(indices)], paths=self.paths[indices])
+    per_image = ("paths",)
 
     def path(self, index: int) -> Path:
         return self.root / str(self.paths[index])
@@ -182,6 +215,18 @@ class FileImages(DecodedImages):
     def _samples(self) -> bytes:
         return "\0".join(f"{path} {_size(self.root / str(path))}" for path in self.paths).encode(errors="replace")
 
+    def state(self) -> bytes:
+        return json.dumps([file_state(self.path(index)) for index in range(len(self))]).encode()
+
+
+def file_state(path: Path) -> tuple[str, int, int, int]:
+    """A file's place, size and times; the time of its last change of any kind cannot be set back."""
+    try:
+        known = path.stat()
+    except OSError:
+        return str(path.absolute()), -1, 0, 0
+    return str(path.absolute()), known.st_size, known.st_mtime_ns, known.st_ctime_ns
+
 
 def _size(path: Path) -> int:
     """Bytes of a file, -1 if it is missing: reading it will say so."""
@@ -191,29 +236,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _as_array(picture: Image.Image) -> np.ndarray:
-    return np.asarray(picture, dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class Splits:
-    """One data set as a method sees it: what to train on, what to choose on, what to report on."""
-
-    name: str
-    train: Images
-    validation: Images | None
-    test: Images | None
-    mean: Sequence[float]
-    std: Sequence[float]
-    group_counts: Tensor
-    """(K,) training images per class before validation images were held out."""
-    validation_from_training: bool = False
-    """Whether the validation images were cut from the training images."""
-
-    def split(self, name: str) -> Images:
-        """The split called train, validation or test; an error says what to do when there is none."""
-        found: Images | None = getattr(self, name)
-        if found is None:
-            remedy = "train with --validation 0.1" if name == "validation" else "give --test-list"
-            raise UserError(f"{self.name} has no {name} split here; {remedy}")
-        return found
+def as_array(picture: Image.Image) -> np.ndarray:
+    """Pixels (H, W, C) uint8."""
+    pixels = np.asarray(picture, dtype=np.uint8)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels

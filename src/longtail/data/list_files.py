@@ -17,9 +17,11 @@ import torch
 
 from longtail.config import DataConfig
 from longtail.core.reading import read_text
-from longtail.data.csv_files import DELIMITERS, SUFFIXES, read_csv_splits
+from longtail.data.csv_files import read_csv_splits
+from longtail.data.file_names import IMAGE_SUFFIXES, SPLITS, beside, is_image, is_table, one_each, split_of
 from longtail.data.images import FileImages
 from longtail.data.labels import from_numbers, is_whole_number, whole_numbers
+from longtail.data.splits import ReadSplits
 from longtail.errors import UserError
 
 
@@ -52,58 +54,89 @@ def read_list(path: Path, root: Path, *, num_classes: int | None = None, skip_br
 
 def read_lists(
     config: DataConfig, root: Path, published: tuple[str | None, ...] = (None, None, None), classes: int | None = None
-) -> tuple[FileImages, FileImages | None, FileImages | None]:
-    """(train, validation, test) of the list files that are named, or `published` below the root folder."""
-    if config.train_list and Path(config.train_list).suffix.lower() in DELIMITERS:
+) -> ReadSplits:
+    """The list files that are named, `published` below the root folder, or beside the training list."""
+    if config.train_list and is_table(Path(config.train_list)):
         return read_csv_splits(config, root)
     given = (config.train_list, config.validation_list, config.test_list)
-    paths = [
-        Path(own).expanduser() if own else root / default if default else None
-        for own, default in zip(given, published, strict=True)
-    ]
-    if paths[0] is None:
+    paths: dict[str, Path] = {}
+    for name, own, default in zip(SPLITS, given, published, strict=True):
+        if own or default:
+            paths[name] = Path(own).expanduser() if own else root / str(default)
+    if "train" not in paths:
         raise UserError("data set 'lists' needs --train-list FILE (a path and a label per line) and --root FOLDER")
-    train = read_list(paths[0], root, num_classes=classes, skip_broken=config.skip_broken)
-    held_out = [
-        read_list(path, root, num_classes=train.num_classes, skip_broken=config.skip_broken) if path else None
-        for path in paths[1:]
-    ]
-    return train, held_out[0], held_out[1]
+    if config.train_list:
+        paths = {**beside(paths["train"]), **paths}
+    train = read_list(paths["train"], root, num_classes=classes, skip_broken=config.skip_broken)
+    held_out = {
+        name: read_list(path, root, num_classes=train.num_classes, skip_broken=config.skip_broken)
+        for name, path in paths.items()
+        if name != "train"
+    }
+    places = {name: path.name for name, path in paths.items()}
+    return ReadSplits(train, held_out.get("validation"), held_out.get("test"), places)
 
 
 def read_folder(root: Path, *, class_names: tuple[str, ...] | None = None, skip_broken: bool = False) -> FileImages:
     """Images below `root/<class>/…`; classes are the folders in alphabetical order unless named."""
     if not root.is_dir():
         raise UserError(f"image folder {root} does not exist")
-    found = tuple(sorted(folder.name for folder in root.iterdir() if folder.is_dir()))
+    found = tuple(folder.name for folder in _folders(root))
     names = class_names or found
     if not names:
         raise UserError(f"{root} has no folder per class; expected {root}/<class>/<image>")
     unknown = sorted(set(found) - set(names))
     if unknown:
         raise UserError(f"{root} has classes the training set does not: {', '.join(unknown[:5])}")
+    if len(names) == 1:
+        inside = " (its folders may be the classes: try that one)" if _folders(root / names[0]) else ""
+        raise UserError(f"{root} has a single class, {names[0]}{inside}; a classifier needs two at least")
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        files = (file for file in (root / name).rglob("*") if file.suffix.lower() in SUFFIXES)
-        of_class = sorted(str(file.relative_to(root)) for file in files)
+        of_class = sorted(str(file.relative_to(root)) for file in (root / name).rglob("*") if is_image(file))
         paths += of_class
         labels += [label] * len(of_class)
     if not paths:
-        raise UserError(f"no images below {root} (looked for {', '.join(sorted(SUFFIXES))})")
+        raise UserError(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))})")
     return FileImages(
         labels=torch.tensor(labels), class_names=names, root=root, paths=np.array(paths), skip_broken=skip_broken
     )
 
 
-def read_folders(config: DataConfig, root: Path) -> tuple[FileImages, FileImages | None, FileImages | None]:
-    """(train, validation, test) below a folder; one of classes that nobody has split is a training set."""
-    split = not root.is_dir() or any((root / name).is_dir() for name in ("train", "val", "test"))
-    train = read_folder(root / "train" if split else root, skip_broken=config.skip_broken)
-    held_out = [
-        read_folder(root / name, class_names=train.class_names, skip_broken=config.skip_broken)
-        if (root / name).is_dir()
-        else None
-        for name in ("val", "test")
-    ]
-    return train, held_out[0], held_out[1]
+def read_folders(config: DataConfig, root: Path) -> ReadSplits:
+    """The folders of splits below a folder (Train/, val/, test/, …); without them every folder is a class."""
+    if not root.is_dir():
+        raise UserError(f"image folder {root} does not exist")
+    named = [(split, folder) for folder in _folders(root) if (split := split_of(folder.name))]
+    splits = one_each(((split, folder) for split, folder in named if _holds_classes(folder)), root)
+    if not splits:
+        return ReadSplits(read_folder(root, skip_broken=config.skip_broken))
+    if "train" not in splits:
+        held_out = ", ".join(folder.name for folder in splits.values())
+        raise UserError(f"{root} has {held_out} but no folder of training images; call it train")
+    train = read_folder(splits["train"], skip_broken=config.skip_broken)
+    others = {
+        name: read_folder(folder, class_names=train.class_names, skip_broken=config.skip_broken)
+        for name, folder in splits.items()
+        if name != "train"
+    }
+    places = {name: f"{folder.name}/" for name, folder in splits.items()}
+    unused = [_why_unused(folder) for folder in _folders(root) if folder not in splits.values()]
+    return ReadSplits(train, others.get("validation"), others.get("test"), places, tuple(unused))
+
+
+def _folders(root: Path) -> list[Path]:
+    """Folders in alphabetical order, without those that programs leave behind."""
+    found = (path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+    return sorted(found, key=lambda path: path.name)
+
+
+def _holds_classes(folder: Path) -> bool:
+    """Whether a folder called as a split is one: a class may be called so too, and holds images itself."""
+    return bool(_folders(folder)) and not any(is_image(path) for path in folder.iterdir())
+
+
+def _why_unused(folder: Path) -> str:
+    reason = " (no folder per class)" if split_of(folder.name) else ""
+    return f"{folder.name}/{reason}"

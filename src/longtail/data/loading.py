@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from longtail.core.progress import QUIET, Display
 from longtail.data.augment import Transform
+from longtail.data.decoded import StoredImages, decoded_once
 from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.data.samplers import Draw
+from longtail.data.worker_processes import in_order_of
+from longtail.errors import UserError
 
 
 @dataclass
@@ -28,9 +30,8 @@ class Batch:
 
 Drawn = tuple[Tensor, Tensor, Tensor]  # augmented uint8 pixels, labels, indices
 
-# Images in memory that are augmented together: an operation on one image takes as long as on ten.
-TOGETHER = 512
-GRACE_SECONDS = 120  # that a worker lives on after SIGTERM
+# Pixels in memory that are augmented together: an operation on one small image takes as long as on ten.
+TOGETHER = 512 * 32 * 32
 
 
 class _DrawnBatches(Dataset[Drawn]):
@@ -40,53 +41,52 @@ class _DrawnBatches(Dataset[Drawn]):
         self.images = images
         self.transform = transform
 
-    def __getitem__(self, draw: Draw) -> Drawn:
-        return self._read(draw.indices, self._numbers(draw))
+    def __getitem__(self, draw: Draw) -> Drawn | UserError:  # type: ignore[override]
+        try:
+            return self._read(draw.indices, self._numbers(draw))
+        except UserError as error:
+            return error  # as a value: raised in a worker process it would come back as a traceback
 
     def several(self, plan: Iterable[Draw]) -> Iterator[Drawn]:
-        """The same batches, some of them augmented at a time; for images that are never broken."""
-        for draws in _groups(plan):
+        """The same batches, some of them augmented at a time."""
+        for draws in self._groups(plan):
             numbers = np.concatenate([self._numbers(draw) for draw in draws])
-            read = self._read(np.concatenate([draw.indices for draw in draws]), numbers)
-            sizes = [len(draw.indices) for draw in draws]
+            indices = np.concatenate([draw.indices for draw in draws])
+            *read, kept = self._read_kept(indices, numbers)
+            ends = np.cumsum([len(draw.indices) for draw in draws])
+            sizes = np.diff(np.searchsorted(kept, [0, *ends])).tolist()  # without images that were skipped as broken
+            for draw, size in zip(draws, sizes, strict=True):
+                if size == 0 < len(draw.indices):
+                    raise UserError(f"none of the {len(draw.indices)} images of a batch can be read")
             yield from zip(*(tensor.split(sizes) for tensor in read), strict=True)
+
+    def _groups(self, plan: Iterable[Draw]) -> Iterator[list[Draw]]:
+        """Draws in their order, as many at a time as make `TOGETHER` pixels."""
+        decode, images = self.transform.decode, self.images
+        area = images.pixels[0, 0].numel() if isinstance(images, MemoryImages) else decode.size**2 if decode else 1
+        group: list[Draw] = []
+        for draw in plan:
+            group.append(draw)
+            if sum(len(drawn.indices) for drawn in group) * area >= TOGETHER:
+                yield group
+                group = []
+        if group:
+            yield group
 
     def _numbers(self, draw: Draw) -> np.ndarray:
         return self.transform.numbers(draw.first, len(draw.indices))
 
     def _read(self, indices: np.ndarray, numbers: np.ndarray) -> Drawn:
+        return self._read_kept(indices, numbers)[:3]
+
+    def _read_kept(self, indices: np.ndarray, numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+        """A batch, and which positions of `indices` it is."""
         decode = self.transform.decode
         split = decode.columns if decode else 0
         pixels, kept = self.images.read(indices, decode, numbers[:, :split])
         pixels = self.transform.augment(pixels, torch.from_numpy(numbers[kept][:, split:]))
         places = torch.from_numpy(indices[kept])
-        return pixels, self.images.labels[places], places
-
-
-def _outlive_signals(number: int) -> None:
-    """In a worker: a signal to the whole group is for the parent, who needs its workers until it has saved.
-
-    `timeout` and schedulers send SIGTERM to every process of a group, a terminal sends Ctrl-C.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGTERM, _end_later)
-
-
-def _end_later(number: int, frame: FrameType | None) -> None:
-    signal.alarm(GRACE_SECONDS)
-
-
-def _groups(plan: Iterable[Draw]) -> Iterator[list[Draw]]:
-    """Draws in their order, as many at a time as make `TOGETHER` images."""
-    group: list[Draw] = []
-    for draw in plan:
-        group.append(draw)
-        if sum(len(drawn.indices) for drawn in group) >= TOGETHER:
-            yield group
-            group = []
-    if group:
-        yield group
+        return pixels, self.images.labels[places], places, kept
 
 
 def load(
@@ -94,23 +94,13 @@ def load(
 ) -> Iterator[Batch]:
     """Yield the batches of a plan in its order.
 
-    Images in memory are augmented on the device they lie on; files are decoded and augmented in
-    `workers` processes (0: in this one).
+    Images in memory, or decoded before, are augmented here, on the device they lie on; others are decoded
+    and augmented in `workers` processes (0: in this one).
     """
     device = device or torch.device("cpu")
     drawn = _DrawnBatches(images, transform)
-    source: Iterable[Drawn]
-    if isinstance(images, DecodedImages):
-        source = DataLoader(
-            drawn,
-            batch_size=None,
-            sampler=plan,
-            num_workers=workers,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=_outlive_signals,
-        )
-    else:
-        source = drawn.several(plan)
+    decodes = isinstance(images, DecodedImages) or (isinstance(images, StoredImages) and not images.finished)
+    source = in_order_of(drawn, plan, workers, pin=device.type == "cuda") if decodes else drawn.several(plan)
     for pixels, labels, indices in source:
         moved = pixels.to(device, non_blocking=True)
         yield Batch(transform.normalise(moved), labels.to(device, non_blocking=True), indices)
@@ -125,6 +115,16 @@ def in_order(size: int, batch_size: int, *, first: int = 0, rank: int = 0, world
     return [Draw(first + start, np.arange(start, min(start + batch_size, size))) for start in starts]
 
 
-def resident(images: Images, device: torch.device) -> Images:
-    """Move images that fit in memory to the device once; files stay where they are."""
-    return images.to(device) if isinstance(images, MemoryImages) else images
+def resident(
+    images: Images,
+    transform: Transform,
+    device: torch.device,
+    *,
+    cache_gb: float = 0.0,
+    workers: int = 0,
+    display: Display = QUIET,
+) -> Images:
+    """Images where they are read quickest: in memory on the device, or decoded once into the cache folder."""
+    if isinstance(images, MemoryImages):
+        return images.to(device)
+    return decoded_once(images, transform.decode, most_bytes=cache_gb * 1e9, workers=workers, display=display)

@@ -8,9 +8,10 @@ import numpy as np
 
 from longtail.config import DataConfig, TrainConfig
 from longtail.core.files import cache_folder
-from longtail.data.images import Images, Splits
+from longtail.data.images import DecodedImages, Images
 from longtail.data.imbalance import long_tail_counts, long_tail_indices, validation_indices
-from longtail.data.sources import SOURCES, Statistics, find_data
+from longtail.data.sources import SOURCES, Statistics, find_data, name_of
+from longtail.data.splits import Splits
 from longtail.errors import UserError, choose
 
 
@@ -25,17 +26,26 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
         config = find_data(config)
     source = SOURCES[choose("data set", config.data, SOURCES)]
     root = Path(config.root).expanduser() if config.root else cache_folder()
-    train, validation, test = source.read(config, root)
-    train = _cut_tail(train, config)
+    read = source.read(config, root)
+    train, validation = _cut_tail(read.train, config), read.validation
     whole = train
     if validation is None and config.validation > 0:
         only_head = config.validation_from == "head"
         kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed, only_head=only_head)
         train, validation = train.subset(kept), train.subset(held_out)
     if need_every_class:
-        _require_every_class(train, config.data)
-    cut = train is not whole
-    return Splits(config.data, train, validation, test, *source.statistics, whole.class_counts, cut)
+        _require_every_class(train, name_of(config))
+    return Splits(
+        name_of(config),
+        train,
+        validation,
+        read.test,
+        *source.statistics,
+        group_counts=whole.class_counts,
+        validation_from_training=train is not whole,
+        places=read.places,
+        unused=read.unused,
+    )
 
 
 def statistics(name: str) -> Statistics:
@@ -58,10 +68,14 @@ def _cut_tail(train: Images, config: DataConfig) -> Images:
     counts = long_tail_counts(train.num_classes, int(train.class_counts.min()), config.imbalance, config.profile)
     if config.shuffle_classes:
         counts = np.random.default_rng((config.seed, train.num_classes)).permutation(counts)
-    return train.subset(long_tail_indices(labels, counts, config.seed))
+    cut = train.subset(long_tail_indices(labels, counts, config.seed))
+    return cut.on_its_own() if isinstance(cut, DecodedImages) else cut
 
 
 def _require_every_class(train: Images, name: str) -> None:
     empty = (train.class_counts == 0).nonzero().flatten().tolist()
     if empty:
-        raise UserError(f"class {empty[0]} of {name} has no training image ({len(empty)} such classes)")
+        more = f" (nor have {len(empty) - 1} others)" if len(empty) > 1 else ""
+        known = train.class_names[empty[0]]
+        label = f"{empty[0]}" if known == str(empty[0]) else f"{empty[0]} ({known})"
+        raise UserError(f"class {label} of {name} has no training image{more}")

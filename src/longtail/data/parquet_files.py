@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from longtail.config import DataConfig
 from longtail.core.files import cache_folder, replacing
 from longtail.core.locks import locked
 from longtail.core.reading import reading, require_file
-from longtail.data.images import DecodedImages
+from longtail.data.file_names import SPLITS, split_of
+from longtail.data.images import DecodedImages, file_state
 from longtail.data.labels import from_names, from_numbers
+from longtail.data.splits import ReadSplits
 from longtail.errors import UserError
 
 IMAGE_NAMES = ("image", "img", "picture", "images")
@@ -41,19 +43,17 @@ class ParquetImages(DecodedImages):
     Args:
         files: in this order.
         column: what the images are called.
-        rows: one row per image, counted through all files.
+        lines: one row of the files per image, counted through all of them.
     """
 
     files: tuple[Path, ...]
     column: str
-    rows: np.ndarray = field(repr=False)
-
-    def subset(self, indices: np.ndarray) -> ParquetImages:
-        return replace(self, labels=self.labels[torch.from_numpy(indices)], rows=self.rows[indices])
+    lines: np.ndarray = field(repr=False)
+    per_image = ("lines",)
 
     def path(self, index: int) -> Path:
         """FILE/row N, as errors call it."""
-        row = int(self.rows[index])
+        row = int(self.lines[index])
         for file in self.files:
             count = _parquet().ParquetFile(file).metadata.num_rows
             if row < count:
@@ -63,10 +63,14 @@ class ParquetImages(DecodedImages):
 
     def _samples(self) -> bytes:
         known = [(file.name, file.stat().st_size) for file in self.files]
-        return json.dumps([known, self.column]).encode() + self.rows.astype(np.int64).tobytes()
+        return json.dumps([known, self.column]).encode() + self.lines.astype(np.int64).tobytes()
+
+    def state(self) -> bytes:
+        known = [file_state(file) for file in self.files]
+        return json.dumps([known, self.column]).encode() + self.lines.astype(np.int64).tobytes()
 
     def source(self, index: int) -> Path | BytesIO:
-        cell = _copied(self.files, self.column)[int(self.rows[index])].as_py()
+        cell = _copied(self.files, self.column)[int(self.lines[index])].as_py()
         content, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if content is None and name:
             return self.path(index).parent.parent / str(name)
@@ -81,16 +85,17 @@ def _parquet() -> Any:
     return parquet
 
 
-def parquet_files(folder: Path, split: str) -> tuple[Path, ...]:
-    """The files of a split below a folder or its `data` folder: `train-00000-of-00002.parquet`, …
+def parquet_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Split → its files below a folder or its `data` folder: `train-00000-of-00002.parquet`, …
 
     Files that name no split are for training.
     """
     found = sorted([*folder.glob("*.parquet"), *(folder / "data").glob("*.parquet")])
-    of_split = {name: tuple(file for file in found if file.name.startswith(name)) for name in ("train", "val", "test")}
-    if split == "train" and not any(of_split.values()):
-        return tuple(found)
-    return of_split[split]
+    of_split: dict[str, tuple[Path, ...]] = {}
+    for file in found:
+        if split := split_of(re.split(r"[-_.]", file.name, maxsplit=1)[0]):
+            of_split[split] = (*of_split.get(split, ()), file)
+    return of_split or {"train": tuple(found)}
 
 
 def read_parquet(
@@ -128,25 +133,30 @@ def read_parquet(
         skip_broken=skip_broken,
         files=tuple(files),
         column=image_column,
-        rows=np.arange(len(values)),
+        lines=np.arange(len(values)),
     )
 
 
-def read_parquet_splits(
-    config: DataConfig, root: Path
-) -> tuple[ParquetImages, ParquetImages | None, ParquetImages | None]:
-    """(train, validation, test) of the files named, or of train-*.parquet and the like below the root."""
-
-    def read(split: str, class_names: tuple[str, ...] | None = None) -> ParquetImages | None:
-        given: str | None = getattr(config, f"{split}_list")
-        name = "val" if split == "validation" else split
-        files = (Path(given).expanduser(),) if given else parquet_files(root, name)
-        return read_parquet(files, class_names=class_names, skip_broken=config.skip_broken) if files else None
-
-    train = read("train")
-    if train is None:
+def read_parquet_splits(config: DataConfig, root: Path) -> ReadSplits:
+    """The files that are named, or train-*.parquet and the like below the root."""
+    files = parquet_files(root)
+    for name, given in zip(SPLITS, (config.train_list, config.validation_list, config.test_list), strict=True):
+        if given:
+            files[name] = (Path(given).expanduser(),)
+    if not files.get("train"):
         raise UserError(f"no training images in {root}; expected {root}/train-*.parquet, or give --train-list FILE")
-    return train, read("validation", train.class_names), read("test", train.class_names)
+    train = read_parquet(files["train"], skip_broken=config.skip_broken)
+    held_out = {
+        name: read_parquet(of_split, class_names=train.class_names, skip_broken=config.skip_broken)
+        for name, of_split in files.items()
+        if name != "train"
+    }
+    places = {name: _called(of_split) for name, of_split in files.items()}
+    return ReadSplits(train, held_out.get("validation"), held_out.get("test"), places)
+
+
+def _called(files: Sequence[Path]) -> str:
+    return files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
 
 
 def _column(schema: Any, names: Sequence[str], file: Path) -> str:
@@ -171,7 +181,7 @@ def _copied(files: tuple[Path, ...], column: str) -> Any:
     """The image column of all files as one memory-mapped array; copied once, by one process."""
     import pyarrow as pa
 
-    states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    states = [file_state(file) for file in files]
     key = hashlib.sha256(json.dumps([states, column]).encode()).hexdigest()[:24]
     path = cache_folder() / "parquet" / f"{key}.arrow"
     with locked(path):

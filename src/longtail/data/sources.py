@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longtail.config import DataConfig
+from longtail.data.file_names import is_table, split_of
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from longtail.data.images import Images
+    from longtail.data.splits import ReadSplits
 
-# (train, validation, test)
-Read = tuple["Images", "Images | None", "Images | None"]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 DIGITS = ((0.3055,), (0.3761,))
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100 = ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# Kinds that are named by the folder or file they are in.
+BY_PATH = ("folder", "csv", "parquet", "lists")
 INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
 
 
@@ -35,35 +36,37 @@ class Source:
 
     Args:
         layout: what is on disk, for help texts.
-        read: configuration and root folder to (train, validation, test).
+        read: configuration and root folder to the splits there are.
         statistics: mean and standard deviation per channel of the pixels, scaled to 0..1.
         side: side of the square images, where it is fixed; images read from files are resized.
     """
 
     layout: str
-    read: Callable[[DataConfig, Path], Read]
+    read: Callable[[DataConfig, Path], ReadSplits]
     statistics: Statistics = IMAGENET
     side: int | None = None
 
 
-def _digits(config: DataConfig, root: Path) -> Read:
+def _digits(config: DataConfig, root: Path) -> ReadSplits:
     from longtail.data.digits import read_digits
+    from longtail.data.splits import ReadSplits
 
     train, test = read_digits()
-    return train, None, test
+    return ReadSplits(train, test=test)
 
 
-def _cifar(config: DataConfig, root: Path) -> Read:
+def _cifar(config: DataConfig, root: Path) -> ReadSplits:
     from longtail.data.cifar import read_cifar
+    from longtail.data.splits import ReadSplits
 
     train, test = read_cifar(config.data, root)
-    return train, None, test
+    return ReadSplits(train, test=test)
 
 
-def _published(train: str, validation: str | None, test: str, classes: int) -> Callable[[DataConfig, Path], Read]:
+def _published(train: str, validation: str | None, test: str, classes: int) -> Callable[[DataConfig, Path], ReadSplits]:
     """A published data set: list files below its root folder, and its number of classes."""
 
-    def read(config: DataConfig, root: Path) -> Read:
+    def read(config: DataConfig, root: Path) -> ReadSplits:
         from longtail.data.list_files import read_lists
 
         return read_lists(config, root, (train, validation, test), classes)
@@ -71,25 +74,25 @@ def _published(train: str, validation: str | None, test: str, classes: int) -> C
     return read
 
 
-def _lists(config: DataConfig, root: Path) -> Read:
+def _lists(config: DataConfig, root: Path) -> ReadSplits:
     from longtail.data.list_files import read_lists
 
     return read_lists(config, root)
 
 
-def _csv(config: DataConfig, root: Path) -> Read:
+def _csv(config: DataConfig, root: Path) -> ReadSplits:
     from longtail.data.csv_files import read_csv_splits
 
     return read_csv_splits(config, root)
 
 
-def _parquet(config: DataConfig, root: Path) -> Read:
+def _parquet(config: DataConfig, root: Path) -> ReadSplits:
     from longtail.data.parquet_files import read_parquet_splits
 
     return read_parquet_splits(config, root)
 
 
-def _folder(config: DataConfig, root: Path) -> Read:
+def _folder(config: DataConfig, root: Path) -> ReadSplits:
     from longtail.data.list_files import read_folders
 
     return read_folders(config, root)
@@ -113,7 +116,7 @@ SOURCES: dict[str, Source] = {
         INATURALIST,
     ),
     "folder": Source("train/CLASS/IMAGE, and val/, test/ if there are; or CLASS/IMAGE", _folder),
-    "csv": Source("train.csv with a path and a label per row, and validation.csv, test.csv if there are", _csv),
+    "csv": Source("train.csv with a path and a label per row, and val.csv, test.csv if there are", _csv),
     "parquet": Source(
         "train-*.parquet with columns image and label, and validation-*.parquet, test-*.parquet if there are", _parquet
     ),
@@ -125,18 +128,34 @@ def find_data(name: str, root: str | None = None) -> DataConfig:
     """The configuration of a data set given by the name of a recipe or by a path; nothing is held out of a path."""
     if name in RECIPES:
         return replace(RECIPES[name], root=root)
-    path = Path(name).expanduser()
+    # Absolute, so that a run finds its images again from any folder.
+    path = Path(name).expanduser().absolute()
     if path.is_dir():
         return DataConfig(data=_kind_of_folder(path), root=str(path), validation=0)
     if path.is_file():
-        kind = "parquet" if path.suffix == ".parquet" else "lists"
-        return DataConfig(data=kind, root=root or str(path.parent), train_list=str(path), validation=0)
+        folder = Path(root).expanduser().absolute() if root else path.parent
+        return DataConfig(data=_kind_of_file(path), root=str(folder), train_list=str(path), validation=0)
     close = get_close_matches(name, RECIPES, n=1, cutoff=0.7)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise UserError(f"{name!r} is no file, no folder and no recipe{hint}; recipes: {', '.join(RECIPES)}")
 
 
+def name_of(config: DataConfig) -> str:
+    """What people call a data set: the name of its kind, or of its own folder or file."""
+    if config.data not in BY_PATH:
+        return config.data
+    place = config.train_list or config.root
+    return Path(place).name if place else config.data
+
+
 def _kind_of_folder(folder: Path) -> str:
     if any(folder.glob("*.parquet")) or any((folder / "data").glob("*.parquet")):
         return "parquet"
-    return "csv" if (folder / "train.csv").is_file() else "folder"
+    named = any(is_table(path) and split_of(path.stem) == "train" for path in folder.iterdir())
+    return "csv" if named else "folder"
+
+
+def _kind_of_file(path: Path) -> str:
+    if path.suffix.lower() == ".parquet":
+        return "parquet"
+    return "csv" if is_table(path) else "lists"

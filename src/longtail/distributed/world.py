@@ -45,7 +45,12 @@ class World:
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over the processes, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            # nccl alone exchanges what is on a GPU, and sums of the solvers are on the CPU.
+            away = tensor.device.type == "cpu" and dist.get_backend() == "nccl"
+            exchanged = tensor.to(self.device) if away else tensor
+            dist.all_reduce(exchanged)
+            if away:
+                tensor.copy_(exchanged)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:

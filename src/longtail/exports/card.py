@@ -16,6 +16,7 @@ from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
+from longtail.runs.prediction import in_words
 from longtail.tasks.calibration import CALIBRATION_FILE, OWN_FILES, read_calibration
 
 CARD_FILE = "README.md"
@@ -34,7 +35,7 @@ def write_package(source: Path, out: Path) -> tuple[None, str]:
             read_calibration(source, model=run.model_identity)
             write_text(folder / CALIBRATION_FILE, (source / CALIBRATION_FILE).read_text(encoding="utf-8"))
         write_json(folder / RUN_FILE, _without_paths(run).to_dict())
-    return None, f"load it with longtail.Run.open({str(out)!r}).load_model()"
+    return None, f"load it with longtail.load({str(out)!r})"
 
 
 def _without_paths(run: Run) -> Any:
@@ -155,12 +156,13 @@ def _loading(run: Run) -> str:
 ```python
 import longtail
 
-run = longtail.Run.open(".")  # the folder of this file
-model = run.load_model()
-logits = model(images)  # (N, {channels}, {side}, {side}) to (N, {len(run.class_names)})
+model = longtail.load(".")  # the folder of this file
+found = model.predict(images)  # paths of images or folders, pictures of Pillow, or uint8 arrays
+print(found.names, found.probabilities)  # pictures are prepared inside
 ```
 
-Images are pixels from 0 to 1, minus mean {mean}, divided by {std}. The classes are `run.class_names`.
+To run the network alone: `model.network(images)` takes images (N, {channels}, {side}, {side}) to logits
+(N, {len(run.class_names)}). Prepare pictures so: {in_words(run)}; subtract the mean {mean}; divide by {std}.
 `longtail export` makes ONNX and `torch.export` files that hold the normalisation too."""
 
 

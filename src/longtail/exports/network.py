@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from longtail.data.open import image_side, statistics
 from longtail.errors import UserError
 from longtail.runs.folder import Run
+from longtail.runs.prediction import in_words
 
 TOLERANCE = 1e-4
 CHECKED_BATCHES = (1, 2, 5)
@@ -51,6 +52,7 @@ class Deployment:
         details = {
             "input": f"images (N, {shape[0]}, {side}, {side}), float32, pixels from 0 to 1"
             + (", RGB" if shape[0] == 3 else ""),
+            "preprocessing": f"{in_words(run)}; normalisation is inside the network",
             "output": f"logits (N, {len(run.class_names)})",
             "class_names": run.class_names,
             "method": run.config.method,
@@ -59,6 +61,11 @@ class Deployment:
             "model": run.model_identity,
         }
         return cls(Deployed(model, *statistics(run.config.data)).eval(), shape, details)
+
+    @property
+    def preparation(self) -> str:
+        """What has to be done to a picture first, for whoever exports."""
+        return f"prepare pictures so: {self.details['preprocessing']}"
 
     def images(self, count: int) -> Tensor:
         """Random images, the same every time."""

@@ -34,7 +34,7 @@ def write_onnx(source: Path, out: Path) -> tuple[float | None, str]:
         if not _installed("onnxruntime"):
             return None, f"not checked, because onnxruntime is not installed: {INSTALL}"
         difference = deployment.compare(_runner(temporary), "ONNX file")
-    return difference, f"input 'images': {deployment.details['input']}; output 'logits'"
+    return difference, f"input 'images': {deployment.details['input']}; output 'logits'; {deployment.preparation}"
 
 
 def _installed(package: str) -> bool:

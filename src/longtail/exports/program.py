@@ -27,4 +27,4 @@ def write_program(source: Path, out: Path) -> tuple[float, str]:
         difference = deployment.compare(torch.export.load(archive).module(), "torch.export program")
         archive.replace(temporary)
     load = f"torch.export.load({str(out)!r}).module()(images)"
-    return difference, f"{load} takes {deployment.details['input']}"
+    return difference, f"{load} takes {deployment.details['input']}; {deployment.preparation}"

@@ -3,54 +3,91 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from longtail.backbones.inference import BATCH
+from longtail.data.labels import LABEL_NAMES
 from longtail.errors import UserError
-
-LABEL_NAMES = ("labels", "label", "targets", "target", "y", "label_ids")
-
-
-def as_batches(loader: Any) -> Iterable[Any]:
-    """Batches of a loader, of a list of batches, of a Hugging Face data set or of a torch `Dataset`."""
-    if hasattr(loader, "with_format") and hasattr(loader, "iter"):  # datasets.Dataset, datasets.IterableDataset
-        return loader.with_format("torch").iter(batch_size=BATCH)
-    if isinstance(loader, Dataset):
-        return DataLoader(loader, BATCH)
-    if not isinstance(loader, Iterable):
-        raise UserError(f"a {type(loader).__name__} gives no batches; pass a DataLoader or a list of batches")
-    return loader
+from longtail.networks.attached import Attached
+from longtail.networks.head import unwrap
 
 
-def split_batch(batch: Any, model: nn.Module, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any], Tensor]:
+@dataclass(frozen=True)
+class Batch:
     """Positional and named inputs of the model, and the labels (N,)."""
+
+    inputs: tuple[Any, ...]
+    named: dict[str, Any]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def first(self, rows: int) -> Batch:
+        """Its first samples; all of them where an input does not have one entry per sample."""
+        sizes: list[int] = []
+        _mapped((self.inputs, self.named), lambda tensor: sizes.append(len(tensor) if tensor.ndim else -1))
+        if len(self) <= rows or set(sizes) != {len(self)}:
+            return self
+        inputs, named = _mapped((self.inputs, self.named), lambda tensor: tensor[:rows])
+        return Batch(inputs, named, self.labels[:rows])
+
+
+def split_batch(batch: Any, model: nn.Module, device: torch.device) -> Batch:
+    """What of a batch goes into the model, on its device, and the labels."""
     if isinstance(batch, Mapping):
         named = {name: _move(value, device) for name, value in batch.items()}
         for name in LABEL_NAMES:
             if name in named:
                 labels = named.pop(name)
-                return *_taken(named, model), _class_numbers(labels)
+                return Batch(*_taken(named, model), class_numbers(labels))
         raise UserError(f"a batch has no labels: its entries are {', '.join(named)}; expected one of {LABEL_NAMES}")
     if isinstance(batch, tuple | list) and len(batch) >= 2:
-        inputs = _move(batch[0], device)
+        inputs, labels = _move(batch[0], device), class_numbers(batch[1])
         if isinstance(inputs, Mapping):
-            return *_taken(dict(inputs), model), _class_numbers(batch[1])
-        return (inputs,), {}, _class_numbers(batch[1])
+            return Batch(*_taken(dict(inputs), model), labels)
+        if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
+            return Batch(_spread(inputs, model), {}, labels)
+        return Batch((inputs,), {}, labels)
     raise UserError(f"a batch must be (inputs, labels) or a dictionary with labels, not {type(batch).__name__}")
+
+
+def forward_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The inputs of a model by name."""
+    while isinstance(model, Attached):
+        model = unwrap(model.model)
+    return inspect.signature(model.forward).parameters
+
+
+def _spread(inputs: Sequence[Any], model: nn.Module) -> tuple[Any, ...]:
+    """Several inputs, one by one, or as the one thing that the model takes."""
+    parameters = forward_of(model).values()
+    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return tuple(inputs)
+    if sum(one.default is one.empty for one in places) == 1 and len(inputs) > 1:
+        return (inputs,)
+    if len(inputs) > len(places):
+        raise UserError(
+            f"a batch has {len(inputs)} inputs, and {type(model).__name__} takes {len(places)}: "
+            f"{', '.join(one.name for one in places)}"
+        )
+    return tuple(inputs)
 
 
 def _taken(named: dict[str, Any], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Those entries that the model takes: by name, or the only one whatever its name."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_of(model)
     known = {name: value for name, value in named.items() if name in parameters}
     others = {name: value for name, value in named.items() if name not in known and isinstance(value, Tensor)}
-    if known and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    kinds = {parameter.kind for parameter in parameters.values()}
+    wraps = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # hands on whatever it is given
+    if inspect.Parameter.VAR_KEYWORD in kinds and (known or wraps):
         return (), {**known, **others}
     if known:
         return (), known
@@ -62,23 +99,56 @@ def _taken(named: dict[str, Any], model: nn.Module) -> tuple[tuple[Any, ...], di
     )
 
 
-def _class_numbers(labels: Any) -> Tensor:
-    numbers = torch.as_tensor(labels)
+def class_numbers(labels: Any) -> Tensor:
+    """Labels (N,) as whole numbers; anything else is said to be what it is."""
+    if isinstance(labels, Mapping) or (isinstance(labels, Sequence) and any(isinstance(x, Mapping) for x in labels)):
+        raise UserError(f"the labels of a batch are a dictionary ({type(labels).__name__}), not one class per sample")
+    array = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "iufb":
+        example = next(iter(array.ravel().tolist()), None)
+        raise UserError(
+            f"labels are {type(example).__name__} ({example!r}), not class numbers; give each class the number of its "
+            "column in the model's answer, from 0 on"
+        )
+    numbers = torch.as_tensor(array)
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         numbers = numbers[:, 0]
     if numbers.ndim != 1 or numbers.is_floating_point():
-        raise UserError(
-            f"labels must be class numbers, one per sample, not {numbers.dtype} of shape {tuple(numbers.shape)}; "
-            "argmax(1) makes them of one-hot labels"
-        )
+        raise UserError(f"labels must be class numbers, one per sample, not {_described(numbers)}")
     return numbers
 
 
+def _described(labels: Tensor) -> str:
+    """What labels are that are no class numbers, and what to do."""
+    shape = f"{labels.dtype} of shape {tuple(labels.shape)}"
+    if labels.ndim > 2:
+        return f"{shape}: one class per pixel or place, as in segmentation, which is not calibrated here"
+    if labels.ndim < 2:
+        whole = labels.ndim == 1 and bool((labels == labels.round()).all())
+        return f"{shape}: " + ("labels.long() makes whole numbers of them" if whole else "these are real numbers")
+    ones = ((labels == 0) | (labels == 1)).all()
+    per_sample = labels.sum(1)
+    if bool(ones) and bool((per_sample == 1).all()):
+        return f"{shape}; if every sample of the set has exactly one 1, labels.argmax(1) makes class numbers of them"
+    if bool(ones):
+        return f"{shape} with several classes per sample (or none): multi-label data, which is not calibrated here"
+    if labels.is_floating_point() and bool(((per_sample - 1).abs() < 1e-3).all()):
+        return f"{shape} that sum to 1, as mixup makes them: use a loader without it, whose labels are classes"
+    return f"{shape}: several numbers per sample"
+
+
 def _move(value: Any, device: torch.device) -> Any:
+    return _mapped(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A structure of dictionaries, lists and tuples with every tensor, or array of numbers, in it changed."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         value = torch.from_numpy(value)
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return change(value)
     if isinstance(value, Mapping):
-        return {name: _move(item, device) for name, item in value.items()}
+        return {name: _mapped(item, change) for name, item in value.items()}
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return type(value)(_mapped(item, change) for item in value)
     return value

@@ -1,13 +1,14 @@
-"""Running a frozen model once and keeping what it says: any model, any loader, or a run of ours.
+"""Running a frozen model once and keeping what it says: any model, any loader.
 
-The input of the model's last linear layer is its features, the output its logits; both are taken
-by a hook, so a model needs no changes. Batch-norm is in evaluation mode.
+Its answer is its logits; what its head sees, taken by a hook, its features. So a model needs no changes.
+Batch-norm is in evaluation mode. In a group of processes each runs the samples it is shown, and all of them
+have all rows in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
@@ -15,34 +16,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from longtail.backbones.inference import evaluating
+from longtail.core.arrays import as_array
 from longtail.core.progress import QUIET, Display
-from longtail.distributed.world import find_device
 from longtail.errors import UserError, choose
-from longtail.extraction.batches import as_batches, split_batch
-from longtail.networks.head import find_head, fingerprint, head_of, unwrap
-from longtail.networks.head_search import WITHOUT_MODEL, answering_head, require_linear, uncompiled
-from longtail.outputs.record import Outputs
+from longtail.extraction.batches import Batch, split_batch
+from longtail.extraction.loaders import Order, as_batches, order_of, training_counts
+from longtail.extraction.reader import FEW, find, head_arrays, in_step, read
+from longtail.extraction.running import Running, running
+from longtail.extraction.sharing import join_files, joined, row_numbers
+from longtail.networks.head import fingerprint
+from longtail.networks.head_search import Head
+from longtail.networks.sharded import runs_together
+from longtail.outputs.record import Outputs, header
 from longtail.outputs.writer import Rows
 
 DTYPES = ("float32", "float16")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Outputs of one batch."""
-
-    features: Tensor
-    logits: Tensor
-    labels: Tensor
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The three of them, on the CPU."""
-        numbers = {"features": self.features.float().cpu().numpy(), "logits": self.logits.float().cpu().numpy()}
-        return {**numbers, "labels": self.labels.cpu().numpy().astype(np.int64)}
 
 
 def extract(
@@ -55,143 +45,126 @@ def extract(
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
-    display: Display = QUIET,
+    progress: bool = True,
+    display: Display | None = None,
 ) -> Outputs:
     """Run a model over a loader once and keep features, logits and labels.
 
     They are kept in memory or, with `path`, written to that file as they come and mapped from it, so that a set
-    larger than memory works.
+    larger than memory works. Features and head are known where the answer is what a linear layer or a
+    convolution gives, or what several give together.
+
+    In a group of `torch.distributed` make the call on every process: each runs its part, all get all rows.
+    Samples that a distributed sampler repeats to make the parts equal are counted once.
 
     Args:
-        model: any classifier whose last layer is an `nn.Linear`; wrapped or compiled ones too.
+        model: any classifier that answers with logits (N, K); wrapped or compiled ones too.
         loader: batches (inputs, labels), or dictionaries with `labels` whose other entries the model takes:
             a `DataLoader`, a list, anything that gives them; a data set of torch or of Hugging Face.
         path: file that the outputs are written to; `Outputs.open` reads it.
         dtype: type of the features and logits: float32 or float16.
-        head: name of the last linear layer; without, it is the one whose output the model answers with.
+        head: name of the classifier, where the model answers with several things.
         class_counts: (K,) training samples per class, if the loader does not show the training set.
         split: what the loader shows: train, validation or test.
         device: where to run: auto, cpu, cuda, …
-        display: where progress is shown.
+        progress: show how far it is, in a terminal or a notebook.
+        display: where progress is shown, instead.
     """
     choose("dtype", dtype, DTYPES)
-    known: dict[str, Any] = {"head": head, "class_counts": class_counts, "split": split, "device": device}
-    if path is None:
-        return extract_with_head(model, loader, Rows(np.dtype(dtype)), display=display, **known)[0]
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        spooled = Rows(np.dtype(dtype), Path(folder))
-        extract_with_head(model, loader, spooled, display=display, **known)[0].save(path)
+    display = display or Display(quiet=not progress)
+    order = order_of(loader)
+    with ExitStack() as stack:
+        ready = stack.enter_context(running(model, device, shards=order.shards))
+        folder = None
+        if path is not None:
+            path = Path(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent)))
+        rows = Rows(np.dtype(dtype), folder)
+        found = run_over(ready, loader, rows, head=head, display=display).head
+        gathered = Gathered(ready, rows.joined(), order, found, class_counts, split)
+        if path is None:
+            return gathered.outputs()
+        gathered.save(path)
     return Outputs.open(path)
 
 
-def extract_with_head(
-    model: nn.Module,
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a model over a loader: what its answer is made of, and some samples that show it."""
+
+    head: Head
+    few: Batch
+
+
+def run_over(
+    ready: Running,
     loader: Any,
     rows: Rows,
     *,
     head: str | None = None,
-    class_counts: Any = None,
-    split: str = "train",
-    device: str = "auto",
+    known: Head | None = None,
+    check: Callable[[Head], None] = lambda head: None,
     display: Display = QUIET,
-) -> tuple[Outputs, str]:
-    """What `extract` gives, and the name of the layer that was taken for the head."""
-    target = find_device(device)
-    inner = unwrap(model)
-    if head is not None:
-        head = find_head(inner, head)
+) -> Pass:
+    """Run a model over a loader and keep the rows; `check` may refuse what the first batch shows."""
+    model, few = ready.model, None
     batches = as_batches(loader)
-    total = length_hint(batches)
-    with ExitStack() as stack:
-        for block in (placed(inner, target), evaluating(inner), uncompiled()):
-            stack.enter_context(block)
-        task = stack.enter_context(display.task("extracting", total, unit="batches"))
-        for batch in batches:
-            inputs, named, labels = split_batch(batch, inner, target)
-            if head is None:
-                head = answering_head(inner, inputs, named)
-            linear = head_of(inner, head)
-            with watching(linear) as seen:
-                piece = run_batch(inner, inputs, named, labels, seen)
-            if not rows.arrays:
-                require_linear(linear, head, piece.features, piece.logits)
-            rows.add(**piece.arrays())
+    with display.task("extracting", length_hint(batches), unit="batches") as task:
+        together = ready.world.size > 1 and runs_together(model)
+        for shown, is_new in in_step(batches, ready.world) if together else ((batch, True) for batch in batches):
+            batch = split_batch(shown, model, ready.device)
+            if few is None:
+                known = find(model, batch, head) if known is None else known
+                check(known)
+                few = batch.first(FEW)
+            assert known is not None  # found in the first batch
+            said = read(model, known, batch)
+            if is_new:
+                rows.add(**said.arrays(), labels=batch.labels.cpu().numpy().astype(np.int64))
             task.advance(1)
-        if head is None:
-            raise UserError("the loader gave no batches")
-        known = head_arrays(head_of(inner, head))
-    arrays = rows.joined()
-    truth = arrays["labels"]
-    classes = len(known["head_weight"])
-    if truth.min() < 0 or truth.max() >= classes:
-        raise UserError(f"the loader gives labels {truth.min()}..{truth.max()}, the model has classes 0..{classes - 1}")
-    counts = np.bincount(truth, minlength=classes) if class_counts is None else class_counts
-    outputs = Outputs(
-        labels=truth,
-        features=arrays["features"],
-        logits=arrays["logits"],
-        class_counts=counts,
-        indices=np.arange(len(truth)),
-        split=split,
-        model=fingerprint(inner),
-        **known,
-    )
-    return outputs, head
+    if known is None or few is None:
+        raise UserError("the loader gave no batches")
+    return Pass(known, few)
 
 
-@contextmanager
-def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model on a device while the block runs, then where it was before."""
-    before = next((parameter.device for parameter in model.parameters()), device)
-    model.to(device)
-    try:
-        yield
-    finally:
-        model.to(before)
+@dataclass(frozen=True)
+class Gathered:
+    """The rows of this process, and what is needed to make outputs of those of all."""
 
+    ready: Running
+    arrays: dict[str, np.ndarray]
+    order: Order
+    head: Head
+    class_counts: Any
+    split: str
 
-def head_arrays(linear: nn.Linear) -> dict[str, Any]:
-    """Weight and bias of a head as arrays."""
-    arrays = {"head_weight": linear.weight.detach().float().cpu().numpy().copy()}
-    if linear.bias is not None:
-        arrays["head_bias"] = linear.bias.detach().float().cpu().numpy().copy()
-    return arrays
+    def outputs(self) -> Outputs:
+        """In memory."""
+        numbers = row_numbers(self.order, self.arrays, self.ready.world)
+        arrays = joined(self.arrays, numbers, self.ready.world)
+        known: dict[str, Any] = {**arrays, **self._constant(arrays["labels"])}
+        return Outputs(**known, split=self.split, model=fingerprint(self.ready.model))
 
+    def save(self, path: Path) -> None:
+        """In a file."""
+        world = self.ready.world
+        if world.size == 1:
+            return self.outputs().save(path)
+        numbers = row_numbers(self.order, self.arrays, world)
+        labels = np.concatenate(world.gather(self.arrays["labels"][numbers >= 0]))
+        details = header(self.split, 0, fingerprint(self.ready.model), None, ())
+        join_files(path, self.arrays, numbers, self._constant(labels), details, world)
+        return None
 
-@contextmanager
-def watching(linear: nn.Linear) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Collect (input, output) of a layer each time it runs."""
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
-        # Copies: the model may go on in place, and a view would keep all that it is a view of.
-        (features,) = inputs or (named["input"],)
-        seen.append((features.detach().clone(), output.detach().clone()))
-
-    handle = linear.register_forward_hook(keep, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def run_batch(
-    model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], labels: Tensor, seen: list[tuple[Tensor, Tensor]]
-) -> Piece:
-    """One batch through the model; its head must run once, on one vector per sample."""
-    seen.clear()
-    model(*inputs, **named)
-    if len(seen) != 1:
-        raise UserError(
-            f"the head ran {len(seen)} times in one pass of the model; pass head= for the last linear layer, "
-            f"or {WITHOUT_MODEL}"
-        )
-    features, logits = seen[0]
-    if features.ndim != 2 or len(features) != len(labels):
-        raise UserError(
-            f"the head saw {tuple(features.shape)} for {len(labels)} labels; it must see one vector per sample: "
-            f"pass head= for the last linear layer, or {WITHOUT_MODEL}"
-        )
-    return Piece(features, logits, labels)
+    def _constant(self, labels: np.ndarray) -> dict[str, np.ndarray]:
+        """What does not grow with the rows, whose labels (N,) are given."""
+        classes = self.arrays["logits"].shape[1]
+        if labels.min() < 0 or labels.max() >= classes:
+            raise UserError(
+                f"the loader gives labels {labels.min()}..{labels.max()}, the model has classes 0..{classes - 1}"
+            )
+        counts = self.class_counts
+        if counts is None:
+            counts = training_counts(self.order, labels, classes)
+        return {"class_counts": as_array(counts), **head_arrays(self.ready.model, self.head)}

@@ -14,11 +14,13 @@ from longtail.backbones.folding import folded
 from longtail.backbones.inference import BATCH
 from longtail.core.locks import locked
 from longtail.core.progress import QUIET, Display
-from longtail.data.images import Images, Splits
+from longtail.data.augment import Transform
+from longtail.data.images import Images
 from longtail.data.loading import in_order, load, resident
+from longtail.data.splits import Splits
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError, whole_number
-from longtail.extraction.model import head_arrays, run_batch, watching
+from longtail.extraction.own_head import head_arrays, run_batch, watching_head
 from longtail.networks.head import head_of
 from longtail.outputs.record import Outputs, header
 from longtail.outputs.writer import RowWriter, join_parts, remove_parts
@@ -132,6 +134,10 @@ class Extractor:
             self.display.line(f"left out {missing} images that cannot be read")
         return path
 
+    def _resident(self, images: Images, transform: Transform) -> Images:
+        device, limit = self.world.device, self.data_run.config.cache_gb
+        return resident(images, transform, device, cache_gb=limit, workers=self.workers, display=self.display)
+
     def _require_linear_head(self) -> None:
         origin = self.run.calibration
         if origin and origin.head != "Linear":
@@ -155,20 +161,16 @@ class Extractor:
         rows = sum(len(draw.indices) for draw in plan)
         augmenting, clean = shown.transforms(self.splits)
         network = folded(self.model)
+        shown_as = augmenting if views else clean
+        images = self._resident(images, shown_as)
         with ExitStack() as stack:
             writer = stack.enter_context(RowWriter(path, rows, widths, dtype, constant, details, world))
             stack.enter_context(torch.no_grad())
-            seen = stack.enter_context(watching(head_of(network)))
+            seen = stack.enter_context(watching_head(head_of(network)))
             task = stack.enter_context(self.display.task("extracting", passes * size))
-            batches = load(
-                resident(images, world.device),
-                augmenting if views else clean,
-                plan,
-                workers=self.workers,
-                device=world.device,
-            )
+            batches = load(images, shown_as, plan, workers=self.workers, device=world.device)
             for draw, batch in zip(plan, batches, strict=True):
-                piece = run_batch(network, (batch.images,), {}, batch.labels, seen)
+                piece = run_batch(network, batch.images, batch.labels, seen)
                 # Samples are numbered on through the passes, so that the parts of all processes can be put in order.
                 numbers = batch.indices + draw.first - int(draw.indices[0])
                 writer.add(piece.features, piece.logits, piece.labels, numbers)

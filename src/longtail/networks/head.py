@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -13,9 +15,42 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import skip_init
 
 from longtail.errors import UserError
+from longtail.networks.sharded import whole
 
 # What people call the classifier, in the order in which they are believed.
-USUAL_NAMES = ("head", "fc", "classifier", "linear", "logits", "output", "out", "last_linear")
+USUAL_NAMES = (
+    "head",
+    "fc",
+    "classifier",
+    "heads",
+    "score",
+    "linear",
+    "logits",
+    "logits_proj",
+    "output",
+    "out",
+    "last_linear",
+)
+ADAPTERS = ("lora_", "original_module")  # beside a layer, or what an adapter has replaced
+
+
+class HeadName(str):
+    """The path of a head, as `model.get_submodule` takes it.
+
+    Attributes:
+        sure: whether a batch has shown it or somebody has named it; otherwise it is a guess.
+        found_by: how it was found, in a few words.
+        layers: the paths of all the layers that make the answer; more than one where heads are averaged.
+    """
+
+    sure: bool
+    found_by: str
+    layers: tuple[str, ...]
+
+    def __new__(cls, path: str, found_by: str, *, sure: bool = False, layers: tuple[str, ...] = ()) -> HeadName:
+        name = super().__new__(cls, path)
+        name.sure, name.found_by, name.layers = sure, found_by, layers or (path,)
+        return name
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -29,37 +64,56 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def find_head(model: nn.Module, name: str | None = None) -> str:
-    """The name of the last linear layer, as `model.get_submodule` takes it.
+def guess_head(model: nn.Module, name: str | None = None) -> HeadName:
+    """The last linear layer by its name and place, without running the model.
 
     Looks at the place the model names itself (`get_classifier()`), at the usual names, then at the
-    last linear layer there is. Pass `name` if the model's classifier stands elsewhere. `extract` and
-    `calibrate` do not rely on this: they take the layer that a batch shows the model to answer with.
+    last linear layer there is; of several, at the one that feeds no other.
 
-    >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    >>> guess_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     '2'
     """
     model = unwrap(model)
     layers = model.named_modules(remove_duplicate=False)  # a layer may have two names
     linears = {path: module for path, module in layers if isinstance(module, nn.Linear)}
     if name is not None:
-        return _named(model, name, linears)
+        return HeadName(_named(model, name, linears), "the name given", sure=True)
     if not linears:
         kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
         raise UserError(
-            f"{type(model).__name__} has no nn.Linear to calibrate (its layers: {', '.join(kinds[:8])}); "
-            "calibrate saved logits instead, or replace the last layer by an nn.Linear"
+            f"{type(model).__name__} has no nn.Linear to calibrate (its layers: {', '.join(kinds[:8])}); a batch shows "
+            "whether another layer is its head: find_head(model, batch=batch), calibrate(model, loader)"
         )
     if callable(getter := getattr(model, "get_classifier", None)):
         own = getter()
         for path, module in linears.items():
             if module is own:
-                return path
+                return HeadName(path, "get_classifier() of the model", sure=True)
+    plain = [path for path in linears if not any(part.startswith(ADAPTERS) for part in path.split("."))]
+    around = _wrappers(plain)
     for usual in USUAL_NAMES:
-        below = [path for path in linears if path.split(".")[0] == usual]
+        below = {path: linears[path] for path in plain if path.split(".")[around : around + 1] == [usual]}
         if below:
-            return below[-1]
-    return list(linears)[-1]
+            return HeadName(_last(below), "its usual name")
+    return HeadName((plain or list(linears))[-1], "its place: the last linear layer")
+
+
+def _wrappers(paths: list[str]) -> int:
+    """How many names all paths begin with: of modules around the model, such as an adapter's or Lightning's."""
+    parts = [path.split(".")[:-1] for path in paths]
+    shared = 0
+    while parts and all(len(part) > shared for part in parts) and len({part[shared] for part in parts}) == 1:
+        if parts[0][shared] in USUAL_NAMES:
+            break
+        shared += 1
+    return shared
+
+
+def _last(linears: dict[str, nn.Linear]) -> str:
+    """The last of some layers that feeds none of the others."""
+    inputs = {module.in_features for module in linears.values() if module.in_features != module.out_features}
+    ends = [path for path, module in linears.items() if module.out_features not in inputs]
+    return (ends or list(linears))[-1]
 
 
 def _named(model: nn.Module, name: str, linears: dict[str, nn.Linear]) -> str:
@@ -75,7 +129,7 @@ def _named(model: nn.Module, name: str, linears: dict[str, nn.Linear]) -> str:
 
 def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
     """The last linear layer itself."""
-    found = unwrap(model).get_submodule(find_head(model, name))
+    found = unwrap(model).get_submodule(guess_head(model, name))
     assert isinstance(found, nn.Linear)
     return found
 
@@ -104,17 +158,27 @@ def with_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.
     """A copy of the model with another layer as its head; the model is left as it is."""
     old = head_of(model, name)
     head.train(old.training)
-    # Wherever the model refers to its head, be it twice or in a list, the copy refers to the new one.
-    return copy.deepcopy(unwrap(model), {id(old): head})
+    return with_layers(model, [old], [head])
+
+
+def with_layers(model: nn.Module, old: Sequence[nn.Module], new: Sequence[nn.Module]) -> nn.Module:
+    """A copy of the model with new layers in the place of old ones."""
+    # Wherever the model refers to a layer, be it twice or in a list, the copy refers to the new one.
+    return copy.deepcopy(unwrap(model), {id(one): other for one, other in zip(old, new, strict=True)})
 
 
 def fingerprint(model: nn.Module) -> str:
     """A hash of a model's weights: equal for equal weights, whatever file they came from."""
+    return hash_of(sorted(unwrap(model).state_dict().items(), key=itemgetter(0)))
+
+
+def hash_of(named: Iterable[tuple[str, Any]]) -> str:
+    """A hash of named tensors; what is no tensor is left out."""
     digest = hashlib.sha256()
-    for name, value in sorted(unwrap(model).state_dict().items()):
+    for name, value in named:
         if not isinstance(value, Tensor):
             continue
-        plain: Any = value.detach().cpu().contiguous()
+        plain: Any = whole(value).cpu().contiguous()
         digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
         digest.update(np.ascontiguousarray(plain.reshape(-1).view(torch.uint8).numpy()).data)
     return digest.hexdigest()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import nn
 
 from longtail.networks.disalign_head import DisAlignHead
-from longtail.networks.head import find_head
+from longtail.networks.head import guess_head
 from longtail.networks.sigmoid_head import SigmoidHead
 
 SAVED_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -22,6 +22,6 @@ SAVED_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
 
 def saved_head(model: nn.Module) -> nn.Module:
     """The layer in the head's place: features (N, D) to logits (N, K); linear, or one of the others around it."""
-    path = find_head(model)
+    path = guess_head(model)
     around = model.get_submodule(path.rpartition(".")[0])
     return around if type(around).__name__ in SAVED_HEADS else model.get_submodule(path)

@@ -17,11 +17,10 @@ from PIL import Image
 
 from longtail.core.files import write_text
 from longtail.core.version import __version__
-from longtail.errors import UserError
 from longtail.metrics.scores import Metrics, shot_names
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES
-from longtail.report.summary import Summary, grouped_confusion
+from longtail.report.summary import Confusion, Summary, grouped_confusion
 
 ASSETS = Path(__file__).parent / "assets"
 THUMBNAIL = 64
@@ -58,6 +57,7 @@ def write_page(summary: Summary, context: Context, path: Path) -> Path:
         split=summary.split,
         advice=_advice(summary),
         worst=shown["worst"],
+        new=shown["new"],
         pictures=any(item["pictures"] for item in shown["worst"]),
         version=__version__,
         facts=context.facts,
@@ -85,10 +85,8 @@ def _asset(name: str) -> str:
 
 def plotly_script() -> str:
     """Plotly's own bundle for browsers."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UserError("the report page needs the extra: pip install 'longtail[report]'") from error
+    from plotly.offline import get_plotlyjs
+
     return str(get_plotlyjs())
 
 
@@ -110,7 +108,8 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
         "states": [_state(state, order) for state in (summary.before, summary.after, *summary.others.values())],
         "changes": {name: _percents(getattr(summary.changes, name)[order]) for name in ("value", "low", "high")},
         "confusion": _confusion(summary),
-        "worst": [_worst(summary, context, number) for number in range(len(summary.confusions))],
+        "worst": [_mixed_up(summary, context, pair, summary.before) for pair in summary.confusions],
+        "new": [_mixed_up(summary, context, pair, summary.after) for pair in summary.new_confusions],
         "points": [
             {
                 "gamma": point.gamma,
@@ -174,9 +173,9 @@ def _confusion(summary: Summary) -> dict[str, Any]:
     return {"names": names, "before": [_percents(row) for row in before], "after": [_percents(row) for row in after]}
 
 
-def _worst(summary: Summary, context: Context, number: int) -> dict[str, Any]:
-    confusion = summary.confusions[number]
-    mixed_up = (summary.labels == confusion.truth) & (summary.before.predictions == confusion.taken_for)
+def _mixed_up(summary: Summary, context: Context, confusion: Confusion, state: State) -> dict[str, Any]:
+    """A pair of classes with some of the images that are mixed up in a state."""
+    mixed_up = (summary.labels == confusion.truth) & (state.predictions == confusion.taken_for)
     pictures = []
     if context.read_image:
         pictures = [thumbnail(context.read_image(int(index))) for index in np.flatnonzero(mixed_up)[:4]]
@@ -185,6 +184,7 @@ def _worst(summary: Summary, context: Context, number: int) -> dict[str, Any]:
         "taken_for": summary.class_names[confusion.taken_for],
         "before": round(100 * confusion.before, 1),
         "after": round(100 * confusion.after, 1),
+        "accuracy": [round(100 * value, 1) for value in (confusion.accuracy_before, confusion.accuracy_after)],
         "pictures": pictures,
     }
 

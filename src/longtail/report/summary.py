@@ -30,12 +30,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Confusion:
-    """True class, what it is taken for, and how often before and after."""
+    """True class, what it is taken for, and how often before and after; the accuracy of the true class too."""
 
     truth: int
     taken_for: int
     before: float
     after: float
+    accuracy_before: float
+    accuracy_after: float
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class Summary:
     changes: ClassIntervals
     """Accuracy after minus before."""
     confusions: list[Confusion]
+    """Most frequent before."""
+    new_confusions: list[Confusion]
+    """Grown most."""
     labels: np.ndarray = field(repr=False)
 
 
@@ -102,14 +107,26 @@ def class_changes(before: State, after: State, labels: np.ndarray) -> ClassInter
 def worst_confusions(before: Metrics, after: Metrics, count: int = 8) -> list[Confusion]:
     """The pairs of classes that are mixed up most often before, as shares of the true class."""
     shares = [_shares(metrics.matrix()) for metrics in (before, after)]
-    off_diagonal = shares[0].copy()
+    return _largest(shares[0], shares, count)
+
+
+def new_confusions(before: Metrics, after: Metrics, count: int = 8) -> list[Confusion]:
+    """The pairs of classes that are mixed up more often after than before: what the calibration costs."""
+    shares = [_shares(metrics.matrix()) for metrics in (before, after)]
+    return _largest(shares[1] - shares[0], shares, count)
+
+
+def _largest(values: np.ndarray, shares: list[np.ndarray], count: int) -> list[Confusion]:
+    """The pairs of different classes with the largest positive values (K, K)."""
+    off_diagonal = values.copy()
     np.fill_diagonal(off_diagonal, -1)
     largest = np.argsort(-off_diagonal, axis=None, kind="stable")[:count]
-    found = []
-    for i, j in zip(*np.unravel_index(largest, off_diagonal.shape), strict=True):
-        if shares[0][i, j] > 0:
-            found.append(Confusion(int(i), int(j), float(shares[0][i, j]), float(shares[1][i, j])))
-    return found
+    pairs = zip(*np.unravel_index(largest, off_diagonal.shape), strict=True)
+    return [
+        Confusion(int(i), int(j), *(float(share[i, place]) for place in (j, i) for share in shares))
+        for i, j in pairs
+        if off_diagonal[i, j] > 0
+    ]
 
 
 def _shares(confusion: np.ndarray) -> np.ndarray:
@@ -153,5 +170,6 @@ def summarise(
         points=operating_points(train, held_out, validation),
         changes=class_changes(before, calibrated, held_out.labels),
         confusions=worst_confusions(before.metrics, calibrated.metrics),
+        new_confusions=new_confusions(before.metrics, calibrated.metrics),
         labels=held_out.labels,
     )

@@ -13,28 +13,32 @@ from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import MAIN_SCORES, SCORES, SHOTS
 from longtail.posthoc.candidates import Trial
 from longtail.report.distribution import imbalance_text
+from longtail.runs.prediction import Predicted
 from longtail.tasks.class_distribution import ClassDistribution
 from longtail.tasks.tables import Row, ranks, show_difference, show_interval
 
 SHOWN_CLASSES = 20
+SHOWN_IMAGES = 50
 CHART_BARS = 20
 BAR_WIDTH = 32
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def metrics_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray) -> Group:
-    """Overall scores, then the classes from head to tail (the ends only, if they are many)."""
+def metrics_table(
+    metrics: Metrics, class_names: list[str], class_counts: np.ndarray, *, every_class: bool = False
+) -> Group:
+    """Overall scores, then the classes from head to tail (the ends only, if they are many, unless asked)."""
     overall = comparison_table(f"{metrics.samples} images", {"": metrics})
-    return Group(overall, _class_table(metrics, class_names, class_counts))
+    return Group(overall, _class_table(metrics, class_names, class_counts, every_class))
 
 
 def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
-    """Scores of several models, one row each."""
-    table = Table("", title=title)
+    """Scores of several models, one column each."""
+    table = Table("score", title=title)
+    for name in rows:
+        table.add_column(name, justify="right")
     for score in SCORES.values():
-        table.add_column(score.heading, justify="right")
-    for name, metrics in rows.items():
-        table.add_row(name, *(score.show(getattr(metrics, score.name)) for score in SCORES.values()))
+        table.add_row(score.heading, *(score.show(getattr(metrics, score.name)) for metrics in rows.values()))
     return table
 
 
@@ -71,13 +75,14 @@ def trial_table(trial: Trial) -> Table:
     return table
 
 
-def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray) -> Table:
-    table = Table("class", title="classes, head to tail")
+def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray, every_class: bool) -> Table:
+    ends = len(class_counts) > SHOWN_CLASSES and not every_class
+    caption = "--all shows every class" if ends else None
+    table = Table("class", title="classes, head to tail", caption=caption)
     for name in ("training images", "shots", "accuracy", "F1"):
         table.add_column(name, justify="right")
     shots = shot_names(class_counts)
     order = np.argsort(-class_counts, kind="stable")
-    ends = len(order) > SHOWN_CLASSES
     shown = [*order[: SHOWN_CLASSES // 2], None, *order[-SHOWN_CLASSES // 2 :]] if ends else list(order)
     for label in shown:
         if label is None:
@@ -85,6 +90,21 @@ def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndar
             continue
         scores = percent(metrics.per_class[label]), percent(metrics.f1_per_class[label])
         table.add_row(escape(class_names[label]), str(class_counts[label]), shots[label], *scores)
+    return table
+
+
+def prediction_table(found: Predicted, top: int) -> Table:
+    """The most probable classes of each image, of the first images if they are many."""
+    left = len(found) - SHOWN_IMAGES
+    caption = f"and {left:,} more: --out FILE.csv writes all" if left > 0 else None
+    table = Table(title=f"{len(found):,} images", caption=caption)
+    table.add_column("image", overflow="fold")
+    best = found.top(top)
+    for place in range(1, len(best[0]) + 1):
+        table.add_column(f"class {place}" if place > 1 else "class", overflow="fold")
+        table.add_column("%", justify="right", no_wrap=True)
+    for source, classes in list(zip(found.sources, best, strict=True))[:SHOWN_IMAGES]:
+        table.add_row(escape(source), *(cell for name, value in classes for cell in (escape(name), percent(value))))
     return table
 
 
@@ -180,7 +200,7 @@ def _measures(found: ClassDistribution) -> str:
     counts = found.class_counts
     sizes = ", ".join(f"{size:,} {split}" for split, size in found.images.items())
     return (
-        f"{len(counts):,} classes; images: {sizes}\n"
+        f"{found.found or f'{len(counts):,} classes; images: {sizes}'}\n"
         f"largest class {counts.max():,}, median {np.median(counts):g}, smallest {counts.min():,}\n"
         f"{imbalance_text(found)}; Gini coefficient {found.gini:.2f}"
     )

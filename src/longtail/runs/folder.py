@@ -3,6 +3,7 @@
     RUN/run.json                configuration, versions, class names and counts, digests of the images
     RUN/metrics.jsonl           one line per evaluation
     RUN/checkpoint.safetensors  to go on from; removed when training is done
+    RUN/progress.txt            images seen so far, while it is trained
     RUN/model.safetensors       the trained network
 
 A calibrated model is a run folder too, so every command takes either.
@@ -26,8 +27,9 @@ from longtail.core.files import settle, write_json
 from longtail.core.formats import FORMAT, format_of
 from longtail.core.tensors import has_digests, read_header, read_tensors, write_tensors
 from longtail.data.augment import Transform
-from longtail.data.images import Images, Splits
+from longtail.data.images import Images
 from longtail.data.open import open_splits
+from longtail.data.splits import Splits
 from longtail.errors import UserError
 from longtail.methods import build_posthoc
 from longtail.networks.head import fingerprint
@@ -37,11 +39,12 @@ from longtail.runs.record import CalibrationRecord, RunRecord, SplitRecord, read
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
 
-RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE = (
+RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE = (
     "run.json",
     "model.safetensors",
     "checkpoint.safetensors",
     "metrics.jsonl",
+    "progress.txt",
 )
 
 

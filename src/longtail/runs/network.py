@@ -9,7 +9,8 @@ from torch import nn
 from longtail.backbones import build_backbone
 from longtail.config import TrainConfig
 from longtail.data.augment import Transform, clean_transform, training_transform
-from longtail.data.images import MemoryImages, Splits
+from longtail.data.images import MemoryImages
+from longtail.data.splits import Splits
 from longtail.errors import choose
 from longtail.methods import TRAIN_METHODS
 from longtail.networks.head import head_of, with_head

@@ -11,7 +11,7 @@ from longtail.config import TrainConfig, to_dict
 from longtail.core.formats import FORMAT, format_of
 from longtail.core.provenance import versions
 from longtail.core.records import as_record, read_json
-from longtail.data.images import Splits
+from longtail.data.splits import Splits
 from longtail.errors import UserError
 from longtail.runs.network import image_channels
 

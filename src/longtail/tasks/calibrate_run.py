@@ -11,7 +11,7 @@ from longtail.core.files import replacing_folder, write_json
 from longtail.errors import UserError
 from longtail.extraction.run import Extractor
 from longtail.methods import PostHocMethod, describe_posthoc
-from longtail.networks.head import find_head, head_of, with_head
+from longtail.networks.head import guess_head, head_of, with_head
 from longtail.networks.saved_heads import SAVED_HEADS
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc, fit_outputs
@@ -88,7 +88,7 @@ def _write(
 ) -> None:
     run, model = extractor.run, extractor.model.cpu()
     calibrated = with_head(model, method.head(head_of(model)))
-    kind = type(calibrated.get_submodule(find_head(model))).__name__
+    kind = type(calibrated.get_submodule(guess_head(model))).__name__
     if kind not in SAVED_HEADS:
         raise UserError(
             f"a run folder cannot hold the head of {type(method).__name__}, a {kind}; let it fold into a linear layer "

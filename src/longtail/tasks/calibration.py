@@ -27,24 +27,14 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.candidates import Trial
 from longtail.posthoc.heads import LinearHead
-from longtail.runs.folder import MODEL_FILE, RUN_FILE
+from longtail.runs import own_files
 
 CALIBRATION_FILE = "calibration.json"
 HEAD_FILE = "head.safetensors"
 CALIBRATED = "-calibrated.safetensors"
 KIND = "a calibration"
 # Everything that commands of ours leave in such a folder; a folder with anything else is not replaced.
-OWN_FILES = (
-    CALIBRATION_FILE,
-    HEAD_FILE,
-    RUN_FILE,
-    MODEL_FILE,
-    f"*{CALIBRATED}",
-    "before-after-*.json",
-    "metrics-*.json",
-    "outputs",
-    "report",
-)
+OWN_FILES = (*own_files.OWN_FILES, *own_files.OWN_FOLDERS)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ OUT/cells/METHOD-seedN.json and .npz   scores, and the predictions on the test s
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -27,7 +28,7 @@ from longtail.metrics.scores import evaluate_logits
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc, fit_outputs
 from longtail.recipes import with_authors_settings
-from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, build_posthoc_for
+from longtail.runs.folder import METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE, Run, build_posthoc_for
 from longtail.training.loop import train
 from longtail.training.plan import Plan
 
@@ -187,9 +188,13 @@ class Cell:
         return stored
 
     def images_seen(self) -> int:
-        """Training images that the run of a stage-one cell has seen, by its journal."""
-        lines = read_lines(self.run_folder(self.entry) / METRICS_FILE)
-        return whole_number("images in a journal", lines[-1].get("images")) if lines else 0
+        """Training images that the run of a stage-one cell has seen: by its steps, or its last evaluation."""
+        folder = self.run_folder(self.entry)
+        found = 0
+        with suppress(OSError, ValueError):  # not trained now, or being written
+            found = int((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+        lines = read_lines(folder / METRICS_FILE)
+        return max(found, whole_number("images in a journal", lines[-1].get("images"))) if lines else found
 
 
 def train_cell(cell: Cell, entry: Entry) -> Run:
@@ -201,7 +206,7 @@ def train_cell(cell: Cell, entry: Entry) -> Run:
         if changed:
             raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
     if not (folder / MODEL_FILE).is_file():
-        train(config, folder, resume=exists)
+        train(config, folder, resume=exists, progress=False)
     return Run.open(folder)
 
 

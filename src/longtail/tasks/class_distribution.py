@@ -12,6 +12,7 @@ from longtail.data.open import open_splits
 from longtail.data.sources import find_data
 from longtail.metrics.scores import shot_groups, shot_names
 from longtail.metrics.table import SHOTS
+from longtail.recipes import RECIPES
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ClassDistribution:
         images: images of each split there is.
         group_counts: (K,) the same before validation images were held out: classes are many-, medium- or few-shot by
             these. None if they are `class_counts`.
+        found: where they were found, in one sentence.
     """
 
     name: str
@@ -32,6 +34,7 @@ class ClassDistribution:
     class_counts: np.ndarray
     images: dict[str, int]
     group_counts: np.ndarray | None = None
+    found: str = ""
 
     @property
     def _for_groups(self) -> np.ndarray:
@@ -98,12 +101,13 @@ def distribution(data: str | Path, root: str | None = None) -> ClassDistribution
     """The class distribution of a recipe's data, an image folder or a file that lists images.
 
     >>> distribution("digits-lt").class_counts.tolist()
-    [103, 70, 48, 32, 23, 15, 10, 7, 4, 2]
+    [114, 78, 53, 36, 25, 17, 11, 8, 5, 3]
     """
     splits = open_splits(find_data(str(data), root), need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
-    counts = splits.train.class_counts.numpy()
-    return ClassDistribution(str(data), splits.train.class_names, counts, sizes, splits.group_counts.numpy())
+    name = str(data) if str(data) in RECIPES else splits.name
+    counts, before = splits.train.class_counts.numpy(), splits.group_counts.numpy()
+    return ClassDistribution(name, splits.train.class_names, counts, sizes, before, splits.found())
 
 
 def gini(counts: np.ndarray) -> float:

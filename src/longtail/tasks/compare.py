@@ -16,13 +16,13 @@ from pathlib import Path
 from joblib import Parallel, delayed
 
 from longtail.config import TrainConfig
-from longtail.core.progress import QUIET, Display, Task
+from longtail.core.progress import Display, Task
 from longtail.data.open import open_splits
 from longtail.errors import UserError, whole_number
 from longtail.metrics.table import SCORES
 from longtail.posthoc.base import PostHoc
-from longtail.recipes import find_recipe
 from longtail.tasks.cells import BASE, Cell, Entry, Result, run_cell
+from longtail.training.defaults import recipe_for
 from longtail.training.plan import Plan
 
 LOOK_SECONDS = 1.0
@@ -36,22 +36,26 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     views: int = 1,
     jobs: int = 1,
-    display: Display = QUIET,
+    progress: bool = True,
+    display: Display | None = None,
 ) -> list[Result]:
     """Run a grid of methods and seeds; returns the results of its cells, in order.
 
     Args:
-        config: the stage-one training run or the name of a recipe; its method and seed are replaced.
+        config: the stage-one training run, the name of a recipe, or the path of images (see `recipe_for`); its method
+            and seed are replaced.
         methods: names, with options as in `marc:solver=sgd`, or post-hoc methods themselves.
         out: folder of the comparison.
         seeds: each cuts its own tail and validation split and starts from its own weights.
         views: augmented passes that post-hoc methods are fitted on.
         jobs: cells at a time, through joblib; its backend can be a Ray or Dask cluster.
-        display: where progress is shown.
+        progress: show how far it is, in a terminal or a notebook.
+        display: where progress is shown, instead.
     """
     entries = _entries(methods)
     _check_numbers(seeds, views, jobs)
-    config = find_recipe(config)
+    config = recipe_for(config) if isinstance(config, str) else config
+    display = display or Display(quiet=not progress)
     cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
     waiting = [cell for cell in cells if cell.read() is None]
     display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done already")

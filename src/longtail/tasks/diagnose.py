@@ -94,6 +94,9 @@ class Diagnosis:
             "Leave the classifier as it is, or bring more held-out images to be sure."
         )
 
+    def __str__(self) -> str:
+        return self.sentences()
+
     def to_dict(self) -> dict[str, Any]:
         metrics: Metrics = self.before.metrics
         return {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from longtail.core.files import write_json
 from longtail.core.formats import FORMAT
+from longtail.core.machine import WORKERS
 from longtail.core.progress import QUIET, Display
 from longtail.data.loading import resident
 from longtail.distributed.world import join
@@ -20,7 +21,7 @@ def evaluate_run(
     *,
     root: str | None = None,
     device: str = "auto",
-    workers: int = 4,
+    workers: int = WORKERS,
     display: Display = QUIET,
 ) -> tuple[Metrics, Run, Path]:
     """Metrics of a finished run on a split, the run, and the JSON file they were written to."""
@@ -29,8 +30,15 @@ def evaluate_run(
         model = run.load_model()
         splits = run.splits(root)
         world.require_alike(model=run.model_identity, split=split)
-        images = resident(run.images(split, splits), world.device)
         _, clean = run.transforms(splits)
+        images = resident(
+            run.images(split, splits),
+            clean,
+            world.device,
+            cache_gb=run.config.cache_gb,
+            workers=workers,
+            display=display if world.is_main else QUIET,
+        )
         network = model.to(world.device)
         metrics = score(network, images, clean, world, run.group_counts, workers=workers, display=display)
         path = run.folder / f"metrics-{split}.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,27 @@ from torch import Tensor
 from longtail.config import TrainConfig, differences, to_dict
 from longtail.core.files import remove_unfinished
 from longtail.core.lines import append_line, keep_lines, read_lines
-from longtail.data.images import Splits
+from longtail.data.splits import Splits
 from longtail.distributed.store import launch_id
 from longtail.distributed.world import World
 from longtail.errors import UserError, whole_number
 from longtail.metrics.scores import Metrics
 from longtail.metrics.table import SCORES
-from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
+from longtail.runs.folder import (
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    PROGRESS_FILE,
+    RUN_FILE,
+    Run,
+    write_model,
+)
+from longtail.runs.own_files import remove_run, require_only_runs, require_writable
 from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from longtail.training.plan import Plan
 from longtail.training.trackers import Tracker, build_trackers
+
+TICK_SECONDS = 1.0
 
 
 class Journal:
@@ -38,34 +50,63 @@ class Journal:
         self.world = world
         self.loss_sum = torch.zeros(())
         self.loss_steps = 0
+        self.resuming = self.replacing = False
+        self._last_tick = -math.inf
         self.trackers = build_trackers(trackers) if world.is_main else []
 
     @property
     def finished(self) -> bool:
-        return (self.folder / MODEL_FILE).is_file()
+        """Whether the run that goes on has come to its end already."""
+        return self.resuming and (self.folder / MODEL_FILE).is_file()
 
-    def begin(self, state: TrainState, *, steps: int, resume: bool) -> None:
-        """Open the folder of a run of so many steps: refuse to overwrite one, or restore the state it has."""
+    def require_usable(self, *, resume: bool, overwrite: bool) -> None:
+        """Refuse a folder that cannot take this run; nothing is written yet."""
         seen = self.world.gather((self.folder / RUN_FILE).is_file())
         if len(set(seen)) > 1:
             blind = seen.index(False)
             raise UserError(f"process {blind} does not see {self.folder}; give all processes the same folder")
         exists = seen[0]
-        resume = resume or (exists and self._restarted())
-        if exists and not resume:
-            raise UserError(f"{self.folder} holds a run already; go on with --resume or choose another --out")
-        if not exists and resume:
+        self.resuming = resume or (exists and self._restarted())
+        self.replacing = exists and overwrite and not self.resuming
+        if not exists and self.resuming:
             raise UserError(f"nothing to resume in {self.folder}: it holds no run")
-        if exists:
+        if exists and not self.resuming and not overwrite:
+            raise UserError(
+                f"{self.folder} holds a run already; go on with --resume, replace it with --overwrite or choose "
+                "another --out"
+            )
+        if self.resuming:
+            changed = differences(Run.open(self.folder).config, self.config)
+            if changed:
+                raise UserError(f"{self.folder} was started with another configuration ({'; '.join(changed)})")
+        if self.replacing:
+            require_only_runs(self.folder)
+        require_writable(self.folder)
+
+    def restore(self, state: TrainState, steps: int) -> None:
+        """The state of the run that goes on, if one does."""
+        if self.resuming and not self.finished:
             self._restore(state, steps)
+
+    def begin(self, state: TrainState) -> None:
+        """The first thing that is written: the description of a new run."""
         self.world.barrier()
-        if self.world.is_main:
+        if self.world.is_main and self.resuming:
             self._tidy(state.step)
-        if self.world.is_main and not exists:
+        if self.world.is_main and not self.resuming:
+            if self.replacing:
+                remove_run(self.folder)
             Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
         for tracker in () if self.finished else self.trackers:
             tracker.start(self.folder, to_dict(self.config), state.step)
+
+    def forget_beginning(self) -> None:
+        """Where training failed before its first checkpoint, leave nothing that blocks the corrected command."""
+        kept = any((self.folder / name).exists() for name in (CHECKPOINT_FILE, MODEL_FILE))
+        if self.world.is_main and not self.resuming and not kept:
+            for name in (RUN_FILE, METRICS_FILE, PROGRESS_FILE):
+                (self.folder / name).unlink(missing_ok=True)
 
     def _restarted(self) -> bool:
         """Whether torchrun starts the processes of this very run again, after it lost one."""
@@ -76,11 +117,6 @@ class Journal:
         return bool(self.world.gather(started_by == launch_id())[0])
 
     def _restore(self, state: TrainState, steps: int) -> None:
-        changed = differences(Run.open(self.folder).config, self.config)
-        if changed:
-            raise UserError(f"{self.folder} was started with another configuration ({'; '.join(changed)})")
-        if self.finished:
-            return
         checkpoint = self.folder / CHECKPOINT_FILE
         if checkpoint.is_file():
             header = load_checkpoint(checkpoint, state, steps=steps)
@@ -107,6 +143,13 @@ class Journal:
         """Count the loss of one step into the mean that is recorded next."""
         self.loss_sum = self.loss_sum.to(loss.device) + loss
         self.loss_steps += 1
+
+    def tick(self, images: int) -> None:
+        """Say how many images were seen, for whoever watches from another process; once a second is enough."""
+        now = time.monotonic()
+        if self.world.is_main and now - self._last_tick >= TICK_SECONDS:
+            self._last_tick = now
+            (self.folder / PROGRESS_FILE).write_text(f"{images:>20}\n", encoding="utf-8")
 
     def mean_loss(self) -> float:
         """Mean loss since the last record, over all processes; an error if it is no longer finite."""
@@ -154,6 +197,7 @@ class Journal:
         if self.world.is_main:
             write_model(self.folder / MODEL_FILE, state.model, {"step": state.step})
             (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
+            (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
         self.world.barrier()
 
     def close(self) -> None:

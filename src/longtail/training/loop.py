@@ -7,14 +7,11 @@ bit from its last checkpoint.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,40 +20,33 @@ from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig, comparable
 from longtail.core.locks import holding
 from longtail.core.progress import QUIET, Display
-from longtail.data.loading import Batch, load, resident
-from longtail.data.open import open_splits
-from longtail.data.samplers import Draw, Sampler
+from longtail.core.text import clock
+from longtail.data.open import image_side, open_splits
 from longtail.distributed.world import World, join
 from longtail.errors import Interrupted, UserError, choose
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import Metrics
-from longtail.networks.objective import Objective, Progress
-from longtail.recipes import find_recipe, with_authors_settings
-from longtail.runs.network import build_network, image_channels, transforms
+from longtail.recipes import with_authors_settings
+from longtail.runs.network import build_network, image_channels
 from longtail.runs.score import score
 from longtail.training.checkpoint import TrainState
+from longtail.training.defaults import recipe_for
 from longtail.training.journal import Journal
 from longtail.training.plan import Plan
+from longtail.training.rehearsal import rehearse
+from longtail.training.step import TrainingStep, compiled, new_optimizer, take_step
 from longtail.training.stop import StopRequest
+from longtail.training.streams import Parts, Streams
 from longtail.training.trackers import Tracker
 
 NOTE_EVERY = 20  # steps between looks at the loss, each of which waits for the device
 
 
-class TrainingStep(nn.Module):
-    """From batches to the loss: the unit that is distributed."""
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.model = model
-        self.objective = objective
-
-    def forward(self, batches: list[Batch], progress: Progress) -> Tensor:
-        return self.objective(self.model, batches, progress)
-
-
 class Trainer:
     """One training run in one folder.
+
+    Everything that can be known is checked when it is made: settings, images, folder, one step on a copy.
+    Only then is anything written.
 
     Args:
         config: what to train.
@@ -64,6 +54,7 @@ class Trainer:
         world: this process among those that train together.
         display: where progress is shown.
         resume: go on from the folder's checkpoint instead of starting.
+        overwrite: replace a run that is there.
         trackers: names or objects that the numbers also go to.
     """
 
@@ -75,6 +66,7 @@ class Trainer:
         display: Display,
         *,
         resume: bool = False,
+        overwrite: bool = False,
         trackers: Sequence[str | Tracker] = (),
     ) -> None:
         self.config = config
@@ -82,30 +74,26 @@ class Trainer:
         self.display = display if world.is_main else QUIET
         self.method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
         self.splits = open_splits(config)
-        world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
-        self.samplers = self._samplers()
-        # One augmenting transform per stream: streams of one sampler show the same images differently.
-        self.transforms = [transforms(config, self.splits, stream)[0] for stream in range(len(self.samplers))]
-        self.state = self._new_state()
-        streams, stages = len(self.samplers), self.state.objective.stages
-        self.plan = Plan.of(config, len(self.splits.train), streams=streams, stages=stages)
+        image_side(config)
+        _require_apart(folder, config)
         self.journal = Journal(folder, config, self.splits, world, trackers)
-        self.journal.begin(self.state, steps=self.plan.steps, resume=resume)
+        self.journal.require_usable(resume=resume, overwrite=overwrite)
+        world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
+        self.streams = Streams(config, self.splits, self.method.samplers, world, self.display)
+        self.state = self._new_state()
+        streams, stages = len(self.streams.samplers), self.state.objective.stages
+        self.plan = Plan.of(config, len(self.splits.train), streams=streams, stages=stages)
+        self.journal.restore(self.state, self.plan.steps)
+        if not self.journal.finished:
+            self.streams.open_images()
+            self._rehearse()
+        self.journal.begin(self.state)
 
-    def _samplers(self) -> list[Sampler]:
-        names = self.method.samplers
-        if self.config.sampler is not None:
-            if len(names) > 1:
-                raise UserError(f"{self.config.method} has its own samplers ({', '.join(names)}); leave out --sampler")
-            names = (self.config.sampler,)
-        if self.config.batch_size % (self.config.accumulate * self.world.size):
-            raise UserError(
-                f"--batch-size {self.config.batch_size} does not divide into {self.config.accumulate} parts x "
-                f"{self.world.size} processes"
-            )
-        labels = self.splits.train.labels.numpy()
-        epochs = Plan.of(self.config, len(labels)).progress(0).epochs
-        return [Sampler(labels, name, seed=self.config.seed, epochs=epochs) for name in names]
+    def _rehearse(self) -> None:
+        """One step on a copy, and how long the steps that are left will take."""
+        seconds = rehearse(self.streams, self.state, self.config, self.plan, self.world)
+        steps = self.plan.steps - self.state.step
+        self.display.line(f"{steps:,} steps of {self.config.batch_size} images: about {clock(seconds)} here")
 
     def _new_state(self) -> TrainState:
         config, counts = self.config, self.splits.train.class_counts
@@ -115,9 +103,7 @@ class Trainer:
             load_backbone(model.get_submodule("backbone"), Path(config.weights))
         model = model.to(self.world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         objective = objective.to(self.world.device)
-        groups = _parts(model, objective)
-        optimizer = torch.optim.SGD(groups, config.lr, config.momentum, weight_decay=config.weight_decay)
-        return TrainState(model, objective, optimizer)
+        return TrainState(model, objective, new_optimizer(model, objective, config))
 
     def run(self) -> Metrics | None:
         """Train to the end; returns the last validation metrics, None without a validation split."""
@@ -126,6 +112,9 @@ class Trainer:
             return None
         try:
             return self._train()
+        except UserError:
+            self.journal.forget_beginning()
+            raise
         finally:
             self.journal.close()
 
@@ -138,6 +127,7 @@ class Trainer:
             for batches in self._batches():
                 self.journal.add(self._step(distributed, batches))
                 task.advance(self.plan.images_at(1), self._note())
+                self.journal.tick(self.plan.images_at(self.state.step))
                 last = self.state.step - 1
                 if self.plan.due(last, self.config.evaluate_every):
                     loss = self.journal.mean_loss()  # first, because it stops a run that has diverged
@@ -160,78 +150,30 @@ class Trainer:
         """The network as the steps run it: compiled if asked and possible."""
         if not self.config.compile:
             return self.state.model
-        try:
-            # The trial runs on a copy: it must not move batch-norm statistics.
-            trial = torch.compile(copy.deepcopy(self.state.model))
-            trial(next(self._streams()[0]).images).sum().backward()
-        except Exception as error:  # the compiler fails in many ways: none of them should end a training run
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.display.line(f"torch.compile does not work here, going on without it: {reason}")
-            return self.state.model
-        return torch.compile(self.state.model)  # type: ignore[return-value]
+        return compiled(self.state.model, next(self._batches())[0][0].images, self.display)
 
-    def _step(self, step: nn.Module, parts: list[list[Batch]]) -> Tensor:
-        """One optimiser step over the parts of a batch; returns the mean loss."""
-        state, config = self.state, self.config
-        seeds = np.random.SeedSequence((config.seed, state.step, self.world.rank)).generate_state(1, np.uint64)
-        torch.manual_seed(int(seeds[0]))
-        progress = self.plan.progress(state.step)
-        for group in state.optimizer.param_groups:
-            group["lr"] = progress.lr * state.objective.rate(group["part"], progress)
-        step.train()
-        state.optimizer.zero_grad()
-        total = torch.zeros((), device=self.world.device)
-        for number, batches in enumerate(parts, 1):
-            if isinstance(step, DistributedDataParallel):
-                step.require_backward_grad_sync = number == len(parts)
-            with torch.autocast(self.world.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                loss = step(batches, progress) / len(parts)
-            loss.backward()
-            total += loss.detach()
-        state.optimizer.step()
-        state.step += 1
-        return total
+    def _step(self, step: nn.Module, parts: Parts) -> Tensor:
+        return take_step(step, self.state, parts, self.config, self.plan, self.world)
 
-    def _batches(self) -> Iterator[list[list[Batch]]]:
-        """For each step left: for each part of the batch, one batch per stream."""
-        streams = self._streams()
-        for _ in range(self.state.step, self.plan.steps):
-            yield [[next(stream) for stream in streams] for _ in range(self.config.accumulate)]
-
-    def _streams(self) -> list[Iterator[Batch]]:
-        images = resident(self.splits.train, self.world.device)
-        workers, device = self.config.workers, self.world.device
-        return [
-            load(images, transform, self._draws(sampler), workers=workers, device=device)
-            for transform, sampler in zip(self.transforms, self.samplers, strict=True)
-        ]
-
-    def _draws(self, sampler: Sampler) -> Iterator[Draw]:
-        """This process's draws of one stream, part by part, from the current step on."""
-        parts = self.config.accumulate
-        size = self.config.batch_size // parts
-        for number in range(self.state.step * parts, self.plan.steps * parts):
-            yield sampler.batch(number, size, self.world.rank, self.world.size)
+    def _batches(self) -> Iterator[Parts]:
+        """The batches of the steps that are left."""
+        return self.streams.batches(self.state.step, self.plan.steps)
 
     def _evaluate(self) -> Metrics | None:
-        images = self.splits.validation
+        images = self.streams.validation
         if images is None:
             return None
-        clean = transforms(self.config, self.splits)[1]
         model = self.state.model
         # Batch-norm statistics are those of rank 0, which are saved, in all parts of the result.
         self.world.broadcast(model.buffers())
         counts = self.splits.group_counts.numpy()
-        return score(model, images, clean, self.world, counts, workers=self.config.workers)
+        return score(model, images, self.streams.clean, self.world, counts, workers=self.config.workers)
 
 
-def _parts(model: nn.Module, objective: nn.Module) -> list[dict[str, Any]]:
-    """Trained parameters by the part of the network they belong to, for the optimiser."""
-    parts: dict[str, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        parts.setdefault(name.split(".")[0], []).append(parameter)
-    parts["objective"] = list(objective.parameters())
-    return [{"params": parameters, "part": part} for part, parameters in parts.items() if parameters]
+def _require_apart(folder: Path, config: TrainConfig) -> None:
+    """Among folders that are classes, a run would become a class."""
+    if config.data == "folder" and config.root and folder.resolve().is_relative_to(Path(config.root).resolve()):
+        raise UserError(f"{folder} is inside the images of {config.root}; choose another --out")
 
 
 def train(
@@ -239,27 +181,32 @@ def train(
     out: Path | str,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     download: bool = False,
     trackers: Sequence[str | Tracker] = (),
-    display: Display = QUIET,
+    progress: bool = True,
+    display: Display | None = None,
 ) -> Metrics | None:
-    """Train a network as `config` says, or the recipe of that name, and leave a run in folder `out`.
+    """Train a network and leave a run in folder `out`.
 
     Returns the validation metrics after the last step, None without a validation split. Works in one
     process or in those that `torchrun` started. The caller's random numbers stay as they are.
 
     Args:
-        config: what to train, or the name of a recipe.
+        config: what to train, the name of a recipe, or the path of images (see `recipe_for`).
         out: folder of the run.
         resume: go on from the checkpoint in the folder, bit for bit.
+        overwrite: replace a run that is in the folder.
         download: fetch CIFAR first if it is not there.
         trackers: where the numbers of each evaluation also go: tensorboard, mlflow, csv, or objects with the
             methods of `longtail.training.trackers.Tracker`.
-        display: where progress is shown.
+        progress: show how far it is, in a terminal or a notebook.
+        display: where progress is shown, instead.
     """
-    config = with_authors_settings(find_recipe(config))
+    config = with_authors_settings(recipe_for(config) if isinstance(config, str) else config)
     if config.data == "places-lt" and config.weights is None:
         warnings.warn("the paper starts Places-LT from ImageNet weights: give them with --weights FILE", stacklevel=2)
+    display = display or Display(quiet=not progress)
     with join(config.device) as world, _own_random_numbers(world.device):
         if download:
             from longtail.data.download import download_cifar
@@ -267,9 +214,10 @@ def train(
             if world.is_main:
                 download_cifar(config.data, config.root, display)
             world.barrier()
+        options = {"resume": resume, "overwrite": overwrite}
         # Nobody else trains in this folder until the run is over; the lock ends with its holder.
         with holding(Path(out)) if world.is_main else nullcontext():
-            return Trainer(config, Path(out), world, display, resume=resume, trackers=trackers).run()
+            return Trainer(config, Path(out), world, display, **options, trackers=trackers).run()
 
 
 def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:

@@ -31,13 +31,16 @@ class Tracker(Protocol):
 class TensorBoardTracker:
     """Event files in RUN/tensorboard."""
 
-    def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
+    def __init__(self) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError("TensorBoard is not installed: pip install 'longtail[tensorboard]'") from error
+        self._kind = SummaryWriter
+
+    def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
         # Numbers of steps that are done again replace those of the interrupted run.
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._writer = self._kind(str(folder / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -51,12 +54,15 @@ class TensorBoardTracker:
 class MlflowTracker:
     """A run of MLflow, at the place that MLFLOW_TRACKING_URI names; a resumed run goes on in the same one."""
 
-    def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
+    def __init__(self) -> None:
         try:
             import mlflow
         except ImportError as error:
             raise UserError("MLflow is not installed: pip install mlflow-skinny") from error
-        self._mlflow, known = mlflow, folder / "mlflow-run.txt"
+        self._mlflow = mlflow
+
+    def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
+        mlflow, known = self._mlflow, folder / "mlflow-run.txt"
         if known.is_file():
             mlflow.start_run(run_id=known.read_text(encoding="utf-8").strip())
             return

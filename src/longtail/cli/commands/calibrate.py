@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from longtail.cli.parsing import Output, parse, refuse
+from longtail.core.machine import WORKERS
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Calibrate(Output):
     """Run: folder of the data set, if it has moved since training."""
     device: str = "auto"
     """Run: auto, cpu, cuda, …"""
-    workers: int = 4
+    workers: int = WORKERS
     """Run: processes that decode images read from files."""
 
     labels: Path | None = None

@@ -7,19 +7,21 @@ from pathlib import Path
 
 import tyro
 
-from longtail.cli.commands.train import starting_point
 from longtail.cli.parsing import Output, parse
-from longtail.config import TrainConfig
+from longtail.cli.starting_point import starting_point
+from longtail.config import TrainConfig, describe
+from longtail.data.sources import name_of
 from longtail.errors import UserError
 
 HELP = """Compare methods on one data set over several seeds.
 
-longtail compare RECIPE --methods NAME … --out FOLDER [OPTIONS]
+longtail compare DATA --methods NAME … --out FOLDER [OPTIONS]
 
 Every decision-boundary method of a seed repairs the same softmax model; every stage-one method sees
 the same number of images. Cells that are done are not done again: the same command goes on after an
 interruption, and adding methods or seeds costs only the new cells. Options of a method are written
-name:option=value. Recipes, --config and all settings of training are those of `longtail train`.
+name:option=value. DATA (a recipe, or the path of images), --config and all settings of training are
+those of `longtail train`.
 
 Leaves results.csv (tidy), results.json, table.md and table.tex in FOLDER.
 
@@ -46,18 +48,25 @@ class Compare(Output):
     """Cells to work on at a time."""
 
 
-def main(arguments: list[str]) -> int:
-    start, rest = starting_point(arguments)
-    default = Compare(settings=start, methods=tyro.MISSING, out=tyro.MISSING)
-    options = parse(Compare, rest, "compare", HELP, default=default)
+def refuse_single(given: TrainConfig, start: TrainConfig) -> None:
+    """Settings of which a comparison takes several must be left as they are."""
     for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
-        if getattr(options.settings, one) != getattr(start, one):
+        if getattr(given, one) != getattr(start, one):
             raise UserError(f"--{one} is for a single run; a comparison takes --{several}")
+
+
+def main(arguments: list[str]) -> int:
+    start = starting_point(Compare, "compare", arguments)
+    default = Compare(settings=start.config, methods=tyro.MISSING, out=tyro.MISSING)
+    options = parse(Compare, start.words, "compare", HELP, default=default)
+    refuse_single(options.settings, start.config)
     from longtail.report.terminal import terminal_table
     from longtail.tasks.compare import compare
     from longtail.tasks.tables import summarise, write_tables
 
     display = options.display()
+    if start.found:
+        display.line(start.found.sentence(options.settings))
     results = compare(
         options.settings,
         options.methods,
@@ -68,17 +77,10 @@ def main(arguments: list[str]) -> int:
         display=display,
     )
     rows = summarise(results, options.out / "cells")
-    caption = describe(options.settings)
+    caption = describe(options.settings, name_of(options.settings))
     files = write_tables(rows, results, options.out, caption)
     display.table(terminal_table(rows, caption))
     display.line("written: " + ", ".join(str(file) for file in files))
     scores = {row.method: {name: vars(value) if value else None for name, value in row.scores.items()} for row in rows}
     options.print_json(scores)
     return 0
-
-
-def describe(config: TrainConfig) -> str:
-    """The comparison in one line."""
-    tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
-    length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
-    return f"{config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"

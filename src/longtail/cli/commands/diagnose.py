@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from longtail.cli.parsing import Output, parse, refuse
+from longtail.core.machine import WORKERS
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Diagnose(Output):
     """File: logits and labels of the training images."""
     root: str | None = None
     """Run: folder of the data set, if it has moved since training."""
-    workers: int = 4
+    workers: int = WORKERS
     """Run: processes that decode images read from files."""
 
 

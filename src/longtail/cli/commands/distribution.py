@@ -16,7 +16,8 @@ HELP = f"""Show the class distribution of a data set before any training.
 DATA is a recipe ({", ".join(RECIPES)}), an image folder (one folder per class, or train/,
 val/ and test/ with one folder per class each), a list file with a path and a label per line, a CSV
 file of paths and labels, or Parquet files with images and labels (one, or a folder of them).
-Of a recipe the numbers are those that training sees: its tail cut, validation images held out.
+Of a recipe the tail is cut as for training. Validation images that training holds out are counted
+among the training images, here and wherever classes are called many, medium or few.
 
 Examples:
   longtail distribution digits-lt
@@ -40,9 +41,12 @@ class Distribution(Output):
 def main(arguments: list[str]) -> int:
     options = parse(Distribution, arguments, "distribution", HELP)
     from longtail.report.distribution import write_plot
+    from longtail.report.extra import DRAWING, require
     from longtail.report.terminal import distribution_table
     from longtail.tasks.class_distribution import distribution
 
+    if options.plot:
+        require("--plot", DRAWING)
     found = distribution(options.data, options.root)
     display = options.display()
     display.table(distribution_table(found))

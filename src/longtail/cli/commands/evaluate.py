@@ -9,15 +9,17 @@ from typing import Annotated, Literal
 import tyro
 
 from longtail.cli.parsing import Output, parse
+from longtail.core.machine import WORKERS
 
 HELP = """Score a trained model on one split of its data.
 
 Prints top-1 and balanced accuracy, many / medium / few-shot accuracy (classes with more than 100,
-20 to 100, fewer than 20 training images), macro F1, expected calibration error and every class;
-writes the same and the confusion matrix to RUN/metrics-SPLIT.json.
+20 to 100, fewer than 20 training images), macro F1, expected calibration error and the classes, of many
+classes the ends of the list (--all: every one); writes all of them and the confusion matrix to
+RUN/metrics-SPLIT.json.
 
 Examples:
-  longtail evaluate runs/digits
+  longtail evaluate runs/digits --all
   longtail evaluate runs/c10 --split validation --root /data --json
 """
 
@@ -34,8 +36,10 @@ class Evaluate(Output):
     """Folder of the data set, if it has moved since training."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
-    workers: int = 4
+    workers: int = WORKERS
     """Processes that decode images read from files."""
+    all: bool = False
+    """Show every class, not only the ends of a long list."""
 
 
 def main(arguments: list[str]) -> int:
@@ -52,7 +56,7 @@ def main(arguments: list[str]) -> int:
         workers=options.workers,
         display=display,
     )
-    display.table(metrics_table(metrics, run.class_names, run.group_counts))
+    display.table(metrics_table(metrics, run.class_names, run.group_counts, every_class=options.all))
     display.line(f"written: {path}")
     options.print_json(metrics.to_dict())
     return 0

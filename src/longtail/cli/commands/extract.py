@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from longtail.cli.parsing import Output, parse
+from longtail.core.machine import WORKERS
 
 HELP = """Run a trained model once over a split and keep features, logits and labels.
 
@@ -43,7 +44,7 @@ class Extract(Output):
     """Folder of the data set, if it has moved since training."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
-    workers: int = 4
+    workers: int = WORKERS
     """Processes that decode images read from files."""
     overwrite: bool = False
     """Replace the file if it is there."""

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from longtail.cli.parsing import Output, parse
-from longtail.config import TrainConfig, from_dict, read_toml
-from longtail.core.records import read_json
+from longtail.cli.starting_point import Start, starting_point
+from longtail.cli.words import value_of
+from longtail.config import TrainConfig
 from longtail.data.sources import SOURCES
-from longtail.errors import EXIT_SIGNAL, Interrupted, UserError, choose
+from longtail.distributed.environment import number_of
+from longtail.errors import EXIT_SIGNAL, Interrupted, UserError
 from longtail.recipes import RECIPES
 
 LAYOUTS = "\n".join(f"  {name:<14}{source.layout}" for name, source in SOURCES.items())
 HELP = f"""Train a classifier on long-tailed images (stage one).
 
-longtail train RECIPE --out FOLDER [OPTIONS]
+longtail train DATA --out FOLDER [OPTIONS]
 
-Recipes: {", ".join(RECIPES)}.
+DATA is a recipe ({", ".join(RECIPES)}), or the path
+of your images: a folder with a folder per class (or train/, val/, test/ with a folder per class each),
+a list with a path and a label per line, a CSV file, or Parquet files.
 
-A recipe fills in every setting below; options replace them one by one, and so does a TOML file
-given with --config FILE. Without a recipe the defaults shown are the start.
+A recipe fills in every setting below. For a path they are chosen by the images found (their size and
+number) and printed; `longtail train DATA --help` shows them. A TOML file given with --config FILE
+replaces settings, and so do options.
 
-Data sets for --data, and what is expected below --root:
+The same without DATA: --data KIND --root FOLDER, with what is expected below --root:
 {LAYOUTS}
 
 Examples:
   longtail train digits-lt --out runs/digits
+  longtail train photos --out runs/photos
+  longtail train photos --out runs/photos --weights resnet50.pth --image-size 224 --epochs 20
+  longtail train labels.csv --root photos --out runs/photos --overwrite
   longtail train cifar10-lt-100 --root data --download --out runs/c10 --epochs 60 --batch-size 128
-  longtail train --data folder --root photos --backbone resnet50 --image-size 224 --epochs 90 --out runs/photos
-  longtail train --data csv --root photos --backbone resnet50 --image-size 224 --epochs 90 --out runs/photos
-  longtail train --data parquet --root birds --backbone resnet50 --image-size 224 --epochs 90 --out runs/birds
   longtail train --out runs/c10 --resume
 """
 
@@ -47,6 +53,8 @@ class Train(Output):
     """Folder of the run; made if it does not exist."""
     resume: bool = False
     """Go on from the checkpoint in the folder, bit for bit."""
+    overwrite: bool = False
+    """Replace the run that is in the folder."""
     download: bool = False
     """Fetch CIFAR from its page first if it is not below --root."""
     tracker: tuple[str, ...] = ()
@@ -56,58 +64,35 @@ class Train(Output):
 
 
 def main(arguments: list[str]) -> int:
-    start, rest = starting_point(arguments)
-    options = parse(Train, rest, "train", HELP, default=Train(settings=start, out=tyro.MISSING))
-    return run(options)
+    with _together(arguments):
+        start = starting_point(Train, "train", arguments)
+        options = parse(Train, start.words, "train", HELP, default=Train(settings=start.config, out=tyro.MISSING))
+        return run(options, start)
 
 
-def starting_point(arguments: list[str]) -> tuple[TrainConfig, list[str]]:
-    """The configuration that options are applied to, and the options."""
-    rest = list(arguments)
-    base = TrainConfig(epochs=90)
-    if "--resume" in rest and (folder := _value(rest, "--out")):
-        base = _stored(Path(folder)) or base
-    if rest and not rest[0].startswith("-"):
-        base = RECIPES[choose("recipe", rest.pop(0), RECIPES)]
-    if file := _value(rest, "--config", remove=True):
-        base = from_dict(read_toml(Path(file)), base)
-    # An option for one way to say the length of training takes the place of the other.
-    if "--epochs" in rest:
-        base = replace(base, epochs=1, iterations=None)
-    elif "--iterations" in rest:
-        base = replace(base, iterations=1, epochs=None)
-    return base, rest
+def _together(arguments: list[str]) -> AbstractContextManager[object]:
+    """Several processes meet before any of them looks at images: where one sees none, all stop at once."""
+    if number_of("WORLD_SIZE", 1) == 1:
+        return nullcontext()  # torch is not needed yet
+    from longtail.distributed.world import join
+
+    return join(value_of(arguments, "--device") or "auto")
 
 
-def _stored(folder: Path) -> TrainConfig | None:
-    try:
-        return from_dict(read_json(folder / "run.json").get("config", {}))
-    except UserError:
-        return None  # training itself says what is wrong with the folder
-
-
-def _value(words: list[str], option: str, *, remove: bool = False) -> str | None:
-    """The word after an option."""
-    if option not in words:
-        return None
-    place = words.index(option)
-    if place + 1 == len(words):
-        raise UserError(f"{option} needs a value")
-    value = words[place + 1]
-    if remove:
-        del words[place : place + 2]
-    return value
-
-
-def run(options: Train) -> int:
+def run(options: Train, start: Start) -> int:
+    if options.resume and options.overwrite:
+        raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
     from longtail.training.loop import train
 
     display = options.display()
+    if start.found:
+        display.line(start.found.sentence(options.settings))
     try:
         metrics = train(
             options.settings,
             options.out,
             resume=options.resume,
+            overwrite=options.overwrite,
             download=options.download,
             trackers=(*options.tracker, *(["tensorboard"] if options.tensorboard else [])),
             display=display,

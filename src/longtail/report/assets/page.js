@@ -3,7 +3,6 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const [before, after] = data.states;
 const classes = data.classes;
 const crowded = classes.names.length > 60;
-const named = classes.names.length <= 20;
 const places = classes.names.map((_, place) => place);
 const byId = (id) => document.getElementById(id);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -56,10 +55,17 @@ function layout(extra = {}) {
 const draw = (id, traces, extra) =>
   Plotly.react(id, traces, layout({ ...extra, width: byId(id).clientWidth, height: byId(id).clientHeight }), { displayModeBar: false });
 
-const nameTicks = (names) => ({ tickvals: names.map((_, place) => place), ticktext: names.map(short) });
-const classAxis = () => ({
+// Names as far as they fit: every one, or every second, fifth, …
+const NAME_ROOM = 11.5;
+function nameTicks(names, room) {
+  const each = Math.max(Math.ceil((NAME_ROOM * names.length) / Math.max(room, 1)), 1);
+  const kept = names.map((_, place) => place).filter((place) => place % each === 0);
+  return { tickvals: kept, ticktext: kept.map((place) => short(names[place])) };
+}
+// Beside the chart stand two axes with their titles.
+const classAxis = (id) => ({
   title: { text: "classes, head → tail", standoff: 8 }, showgrid: false, zeroline: false, automargin: true,
-  ...(named ? nameTicks(classes.names) : {}),
+  ...nameTicks(classes.names, byId(id).clientWidth - 120),
   ...(classes.names.length > 10 ? { autotickangles: [0, -90], tickfont: { size: 10 } } : { autotickangles: [0, -60] }),
 });
 const countsBehind = () => ({
@@ -68,7 +74,7 @@ const countsBehind = () => ({
 // Where classes are many, each is a faint dot and the line is their running mean.
 function curve(values, shade, name) {
   const own = { type: "scatter", x: places, y: values, name, text: fullNames, hovertemplate: "%{text}: %{y}<extra>" + name + "</extra>" };
-  if (!crowded) return [{ ...own, mode: "lines+markers", line: { color: color(shade), width: 2 } }];
+  if (!crowded) return [{ ...own, mode: "markers", marker: { color: color(shade), size: 8 } }];
   return [
     { ...own, mode: "markers", marker: { color: color(shade), size: 3, opacity: 0.35 }, showlegend: false },
     { type: "scatter", mode: "lines", x: places, y: runningMean(values), name, line: { color: color(shade), width: 2 }, hoverinfo: "skip" },
@@ -81,14 +87,19 @@ function runningMean(values) {
     return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
   });
 }
+// A stroke from before to after for each class, so that the eye follows the class and not its neighbours.
+const strokes = (from, to) => (crowded ? [] : [{
+  type: "scatter", mode: "lines", hoverinfo: "skip", showlegend: false, line: { color: color("quiet"), width: 1 },
+  x: places.flatMap((p) => [p, p, null]), y: places.flatMap((p) => [from[p], to[p], null]),
+}]);
 const shadeOf = (state) => (state === before ? "before" : state === after ? "after" : "other");
 
 function perClass(id, key, title, states) {
   // Counts on the lower axis, curves on the one above it, so that curves stay in front of the bars.
   const quiet = { color: color("quiet") };
-  const curves = states.flatMap((state) => curve(state[key], shadeOf(state), state.title));
+  const curves = [...strokes(before[key], after[key]), ...states.flatMap((state) => curve(state[key], shadeOf(state), state.title))];
   draw(id, [countsBehind(), ...curves.map((trace) => ({ ...trace, yaxis: "y2" }))], {
-    xaxis: classAxis(),
+    xaxis: classAxis(id),
     yaxis: { type: "log", dtick: 1, side: "right", showgrid: false, automargin: true, tickfont: quiet, title: { text: "training images", font: quiet, standoff: 8 } },
     yaxis2: { overlaying: "y", side: "left", tickmode: "auto", gridcolor: color("line"), zerolinecolor: color("line"), title: { text: title } },
   });
@@ -120,23 +131,23 @@ function drawChanges() {
     marker: { color: mood.map(color), size: crowded ? 4 : 9 },
     error_y: { type: "data", symmetric: false, array: places.map((p) => high[p] - value[p]), arrayminus: places.map((p) => value[p] - low[p]),
       color: color("quiet"), thickness: crowded ? 0.5 : 1.2, width: 0 },
-  }], { xaxis: classAxis(), yaxis: { title: { text: `points of accuracy, ${data.split} images` } }, hovermode: "closest" });
+  }], { xaxis: classAxis("changes"), yaxis: { title: { text: `points of accuracy, ${data.split} images` } }, hovermode: "closest" });
 }
 
 function drawConfusion(id, title, values) {
   const names = data.confusion.names.map(escaped);
   // On a narrow screen the names at the left have to do for both sides.
-  const fits = byId(id).clientWidth > 26 * names.length;
-  const axis = (text, show) => ({ showgrid: false, zeroline: false, automargin: true, title: { text, standoff: 8 },
-    ...(show ? { ...nameTicks(data.confusion.names), tickfont: { size: 10 } } : { showticklabels: false, ticks: "" }) });
+  const fits = byId(id).clientWidth > 400;
+  const axis = (text, room) => ({ showgrid: false, zeroline: false, automargin: true, title: { text, standoff: 8 },
+    ...(room ? { ...nameTicks(data.confusion.names, room), tickfont: { size: 10 } } : { showticklabels: false, ticks: "" }) });
   draw(id, [{
     type: "heatmap", z: values, zmin: 0, zmax: 100, text: names.map((truth) => names.map((other) => `${truth} taken for ${other}`)),
     colorscale: [[0, color("page")], [1, color(id.endsWith("after") ? "after" : "before")]],
     hovertemplate: "%{text}: %{z} %<extra></extra>", colorbar: { title: { text: "%" }, thickness: 10 },
   }], {
     title: { text: title, font: { size: 13 } }, hovermode: "closest", margin: { l: 30, r: 10, t: 40, b: 30 },
-    xaxis: { ...axis("taken for, head → tail", named && fits), autotickangles: [0, -90] },
-    yaxis: { ...axis("true class, head → tail", named), autorange: "reversed" },
+    xaxis: { ...axis("taken for, head → tail", fits ? byId(id).clientWidth - 180 : 0), autotickangles: [0, -90] },
+    yaxis: { ...axis("true class, head → tail", byId(id).clientHeight - 140), autorange: "reversed" },
   });
 }
 
@@ -160,10 +171,8 @@ function drawPoint() {
     card(`${SCORES[name].heading} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
   if (choosing) cards.unshift(card(`${SCORES.balanced.heading} (validation)`, shown(point.validation.balanced), "choose by this"));
   byId("point-cards").replaceChildren(...cards);
-  const bars = { type: "bar", x: places, y: point.accuracy, name: `gamma ${point.gamma}`, marker: { color: color("after"), opacity: 0.75 },
-    text: fullNames, textposition: "none", hovertemplate: "%{text}: %{y} %<extra></extra>" };
-  const now = crowded ? curve(point.accuracy, "after", `gamma ${point.gamma}`) : [bars];
-  draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis(), yaxis: { range: [0, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
+  const now = [...strokes(before.accuracy, point.accuracy), ...curve(point.accuracy, "after", `gamma ${point.gamma}`)];
+  draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis("point-accuracy"), yaxis: { range: [-2, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
   const gammas = data.points.map((p) => p.gamma);
   const line = (name, shade) => ({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.scores[name]), name: SCORES[name].heading, line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
   const lines = [line("balanced", "after"), line("many", "before"), line("medium", "other"), line("few", "good")];
@@ -202,17 +211,20 @@ function drawMethods() {
   byId("checkpoints").replaceChildren(element("h3", "Effect of the stage-one data"), list);
 }
 
-function drawWorst() {
-  const pairs = data.worst.map((item) => {
+function drawPairs(id) {
+  const pairs = data[id].map((item) => {
     const made = element("div", undefined, { class: "pair" });
     const text = element("div");
     text.append(element("strong", item.truth), " taken for ", element("strong", item.taken_for));
-    const mood = item.after < item.before ? "good" : item.after > item.before ? "bad" : "";
-    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: `note ${mood}` });
-    made.append(text, note, ...item.pictures.map((source) => element("img", undefined, { src: source, alt: `${item.truth} taken for ${item.taken_for}` })));
+    // What counts is whether the true class is recognised: a class that is taken for another one now has gained nothing.
+    const [had, has] = item.accuracy;
+    const mood = has > had ? "good" : has < had ? "bad" : "";
+    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: "note" });
+    const accuracy = element("div", `accuracy of ${item.truth}: ${had} % → ${has} %`, { class: `note ${mood}` });
+    made.append(text, note, accuracy, ...item.pictures.map((source) => element("img", undefined, { src: source, alt: `${item.truth} taken for ${item.taken_for}` })));
     return made;
   });
-  byId("worst").replaceChildren(...pairs);
+  byId(id).replaceChildren(...pairs);
 }
 
 const SHOTS = ["few", "medium", "many"];
@@ -268,7 +280,7 @@ function drawCharts() {
   drawReliability("reliability-after", after);
 }
 
-if (named) document.documentElement.style.setProperty("--longest", Math.min(Math.max(...classes.names.map((name) => name.length)), 18));
+document.documentElement.style.setProperty("--longest", Math.min(Math.max(...classes.names.map((name) => name.length)), 18));
 byId("gamma").max = data.points.length - 1;
 byId("gamma").value = Math.max(data.points.findIndex((point) => point.gamma === 1.2), 0);
 byId("gamma").addEventListener("input", drawPoint);
@@ -285,4 +297,4 @@ addEventListener("resize", () => {
   clearTimeout(waiting);
   waiting = setTimeout(drawCharts, 100);
 });
-drawCards(); drawMethods(); drawWorst(); drawClasses(); drawCharts();
+drawCards(); drawMethods(); drawPairs("worst"); drawPairs("new"); drawClasses(); drawCharts();

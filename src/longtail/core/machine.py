@@ -1,0 +1,16 @@
+"""What this machine has."""
+
+from __future__ import annotations
+
+import os
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# Processes that decode images, unless told otherwise: more than cores would only wait for each other.
+WORKERS = min(4, usable_cores())

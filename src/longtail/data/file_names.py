@@ -1,0 +1,63 @@
+"""What files are called: images, tables of images, and the splits of a data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from longtail.errors import UserError
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+SPLITS = tuple(SPLIT_NAMES)
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is called like an image; hidden files are none."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is called like a table of images."""
+    return path.suffix.lower() in DELIMITERS
+
+
+def split_of(name: str) -> str | None:
+    """The split that a name means, in small or capital letters.
+
+    >>> split_of("Training"), split_of("val"), split_of("cats")
+    ('train', 'validation', None)
+    """
+    return next((split for split, names in SPLIT_NAMES.items() if name.strip().lower() in names), None)
+
+
+def one_each(found: Iterable[tuple[str, Path]], where: Path) -> dict[str, Path]:
+    """Split → path; two paths of one split are an error, because one of them would be left out in silence."""
+    paths: dict[str, Path] = {}
+    for split, path in found:
+        if split in paths:
+            raise UserError(f"{where} has two {split} splits, {paths[split].name} and {path.name}; rename one of them")
+        paths[split] = path
+    return paths
+
+
+def beside(path: Path) -> dict[str, Path]:
+    """The held-out files beside a file of training images: `x_train.txt` has `x_val.txt` and `x_test.txt`."""
+    word = re.compile(r"(?<![a-z])(training|train)(?![a-z])", re.IGNORECASE)
+    if not word.search(path.stem):
+        return {}
+    before, after = word.split(path.stem, maxsplit=1)[::2]
+    own = re.compile(re.escape(before) + r"([a-z]+)" + re.escape(after), re.IGNORECASE)
+    found = []
+    for other in sorted(path.parent.glob(f"*{path.suffix}")):
+        match = own.fullmatch(other.stem)
+        split = split_of(match[1]) if match else None
+        if split and split != "train":
+            found.append((split, other))
+    return one_each(found, path.parent)

@@ -1,0 +1,73 @@
+"""New images without labels, by path: files, folders, and lists of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from longtail.data.csv_files import paths_of_table
+from longtail.data.file_names import IMAGE_SUFFIXES, is_image, is_table
+from longtail.data.images import FileImages
+from longtail.errors import UserError
+
+
+def find_images(
+    places: Iterable[Path | str], class_names: tuple[str, ...], *, root: str | None = None, skip_broken: bool = False
+) -> FileImages:
+    """The images at some paths, in their order; every label is 0.
+
+    Args:
+        places: images, folders (with all folders below), and lists: text files with a path per line, or CSV files.
+        class_names: what they may be.
+        root: folder that the paths of a list are relative to; the list's own unless given.
+        skip_broken: leave out an image that cannot be read instead of stopping.
+    """
+    found = [path for place in places for path in _at(Path(place).expanduser(), root)]
+    if not found:
+        raise UserError("no images were given: name image files, folders, or a list of files")
+    return FileImages(
+        labels=torch.zeros(len(found), dtype=torch.int64),
+        class_names=class_names,
+        root=Path(),
+        paths=np.array([str(path) for path in found]),
+        skip_broken=skip_broken,
+    )
+
+
+def _at(place: Path, root: str | None) -> list[Path]:
+    if place.is_dir():
+        inside = sorted(path for path in place.rglob("*") if is_image(path))
+        if not inside:
+            raise UserError(f"no images below {place} (looked for {', '.join(sorted(IMAGE_SUFFIXES))})")
+        return inside
+    if not place.is_file():
+        raise UserError(f"{place} does not exist")
+    if is_table(place) or place.suffix.lower() in (".txt", ".lst", ".list"):
+        folder = Path(root).expanduser() if root else place.parent
+        return [folder / name for name in (paths_of_table(place) if is_table(place) else _lines(place))]
+    return [place]  # whatever it is called: reading it will say whether it is an image
+
+
+def _lines(path: Path) -> list[str]:
+    """The paths of a list; a label after a path, as in lists of training images, is left aside."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a list of files: {error}") from error
+    words = [line.strip() for line in lines if line.strip()]
+    if not words:
+        raise UserError(f"list file {path} is empty")
+    return [_without_label(line) for line in words]
+
+
+def _without_label(line: str) -> str:
+    """The path in a line.
+
+    >>> _without_label("cats/my cat.jpg 3"), _without_label("cats/my cat.jpg")
+    ('cats/my cat.jpg', 'cats/my cat.jpg')
+    """
+    parts = line.rsplit(maxsplit=1)
+    return parts[0] if len(parts) == 2 and parts[1].isdigit() and is_image(Path(parts[0])) else line

@@ -1,0 +1,76 @@
+"""The splits of a data set: as a source reads them, and as a method sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from longtail.data.images import Images
+from longtail.errors import UserError
+
+
+@dataclass(frozen=True)
+class ReadSplits:
+    """What a source holds.
+
+    Args:
+        train: images to train on.
+        validation: images to choose on, if the source has its own.
+        test: images to report on.
+        places: split → what it is called on disk.
+        unused: what lies beside the splits and is not read.
+    """
+
+    train: Images
+    validation: Images | None = None
+    test: Images | None = None
+    places: dict[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Splits:
+    """One data set as a method sees it: what to train on, what to choose on, what to report on."""
+
+    name: str
+    train: Images
+    validation: Images | None
+    test: Images | None
+    mean: Sequence[float]
+    std: Sequence[float]
+    group_counts: Tensor
+    """(K,) training images per class before validation images were held out."""
+    validation_from_training: bool = False
+    """Whether the validation images were cut from the training images."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Split → what it is called on disk, where images were found by a path."""
+    unused: tuple[str, ...] = ()
+    """What lies beside the splits on disk and is not read."""
+
+    def split(self, name: str) -> Images:
+        """The split called train, validation or test; an error says what to do when there is none."""
+        found: Images | None = getattr(self, name)
+        if found is None:
+            remedy = "train with --validation 0.1" if name == "validation" else "give --test-list"
+            raise UserError(f"{self.name} has no {name} split here; {remedy}")
+        return found
+
+    def found(self) -> str:
+        """What was found, in one sentence.
+
+        >>> from longtail.data.open import open_splits
+        >>> open_splits("digits-lt").found()
+        'digits: 10 classes; images: 314 train, 36 validation (held out of the training images), 600 test'
+        """
+        parts = []
+        for name in ("train", "validation", "test"):
+            images: Images | None = getattr(self, name)
+            if images is None:
+                continue
+            cut = name == "validation" and self.validation_from_training
+            where = "held out of the training images" if cut else self.places.get(name)
+            parts.append(f"{len(images):,} {name}" + (f" ({where})" if where else ""))
+        left = f"; not used: {', '.join(self.unused)}" if self.unused else ""
+        return f"{self.name}: {self.train.num_classes:,} classes; images: {', '.join(parts)}{left}"

@@ -1,0 +1,96 @@
+"""What a callback does while somebody else's program trains: look at held-out images, calibrate at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from longtail.core.arrays import as_array
+from longtail.errors import UserError
+from longtail.extraction.loaders import dataset_labels, order_of
+from longtail.extraction.model import extract
+from longtail.metrics.scores import Metrics, evaluate_logits
+from longtail.metrics.state import describe_state
+from longtail.outputs.record import Outputs
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.marc import MARC
+from longtail.tasks.calibrate import calibrate
+
+SCORES = ("balanced", "many", "medium", "few")
+
+
+class Calibration:
+    """Scores of held-out images during training, and a calibrated copy of the model at its end.
+
+    The model that is trained is left as it is. In a distributed job every process does the same.
+
+    Args:
+        method: what to fit at the end (default: `MARC()`).
+        class_counts: (K,) training samples per class, if the training set does not hold its labels ready.
+        head: name of the classifier, where the model answers with several things.
+
+    Attributes:
+        history_: what each evaluation has shown.
+        model_: the calibrated model.
+        method_: the fitted method.
+        before_: scores of held-out images before calibration; None without a validation loader.
+        after_: their scores after it.
+    """
+
+    model_: nn.Module
+    method_: PostHoc
+    before_: Metrics | None
+    after_: Metrics | None
+
+    def __init__(self, method: PostHoc | None = None, *, class_counts: Any = None, head: str | None = None) -> None:
+        self.method = MARC() if method is None else method
+        self.class_counts = class_counts
+        self.head = head
+        self.history_: list[dict[str, float]] = []
+        self.method.check_settings()
+
+    def look(self, model: nn.Module, held_out: Any, train: Any) -> dict[str, float]:
+        """Balanced accuracy, accuracy by shots, and how margins go with class size, on held-out batches."""
+        outputs = self._held_out(model, held_out, train)
+        state = describe_state("now", outputs.rows().read(slice(None)).numpy(), outputs)
+        named = {name: getattr(state.metrics, name) for name in SCORES}
+        found = {name: float(value) for name, value in named.items() if value is not None}
+        found["margin_correlation"] = float(state.correlation["margins"])
+        self.history_.append(found)
+        return found
+
+    def finish(self, model: nn.Module, train: Any, held_out: Any = None) -> None:
+        """Calibrate with the training batches, and score held-out ones before and after."""
+        options: dict[str, Any] = {"head": self.head, "class_counts": self.class_counts, "device": _device(model)}
+        self.model_, self.method_ = calibrate(model, train, self.method, validation=held_out, **options)
+        self.before_ = self.after_ = None
+        if held_out is not None:
+            outputs = self._held_out(model, held_out, train)
+            before = outputs.rows().read(slice(None)).numpy()
+            after = np.asarray(self.method_.transform(outputs))
+            scores = (evaluate_logits(logits, outputs.labels, outputs.class_counts) for logits in (before, after))
+            self.before_, self.after_ = scores
+
+    def _held_out(self, model: nn.Module, loader: Any, train: Any) -> Outputs:
+        counts = self._counts(train)
+        options: dict[str, Any] = {"head": self.head, "class_counts": counts, "device": _device(model)}
+        return extract(model, loader, split="validation", **options)
+
+    def _counts(self, train: Any) -> np.ndarray:
+        if self.class_counts is not None:
+            return as_array(self.class_counts)
+        order = order_of(train)
+        labels = dataset_labels(order.dataset)
+        if labels is None:
+            raise UserError(
+                "the training set does not hold its labels ready, so the training samples per class are not known; "
+                "pass class_counts= to the callback"
+            )
+        return np.bincount(labels if order.support is None else labels[order.support])
+
+
+def _device(model: nn.Module) -> str:
+    """Where the model stands: whoever trains it has put it there."""
+    return str(next((tensor.device for tensor in model.parameters()), "auto"))

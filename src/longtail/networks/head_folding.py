@@ -1,0 +1,109 @@
+"""A calibration folded into the layers that make the answer of a model.
+
+A linear layer or a convolution gives `W x + b` of what it sees. Where the answer is
+`sum_i gain_i * output_i` (two heads averaged, an ensemble, a factor at the end; each output may itself be a
+mean over tokens or places, or one of them), it is the answer of one linear layer: of the weights
+`gain_i * W_i` side by side. The calibration is folded into that one, and the result is cut again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from longtail.errors import UserError
+from longtail.networks.head import linear_layer
+from longtail.networks.head_layers import KINDS, Seen, weight_and_bias
+from longtail.networks.sharded import scattered
+
+MakeHead = Callable[[nn.Linear], nn.Module]
+
+
+def joined_head(layers: Sequence[nn.Module], gains: Sequence[float]) -> nn.Linear:
+    """The linear layer that gives the answer made of these: weights side by side, biases summed, in float64."""
+    parts = [weight_and_bias(layer) for layer in layers]
+    weight = torch.cat([gain * part for gain, (part, _) in zip(gains, parts, strict=True)], 1)
+    biases = [gain * bias for gain, (_, bias) in zip(gains, parts, strict=True) if bias is not None]
+    return linear_layer(weight, torch.stack(biases).sum(0) if biases else None)
+
+
+def folded_layers(make_head: MakeHead, layers: Sequence[nn.Module], gains: Sequence[float]) -> list[nn.Module]:
+    """Layers in the place of the old ones whose answer is that of `make_head(joined_head(layers, gains))`."""
+    joined = joined_head(layers, gains)
+    made = make_head(joined)
+    if not isinstance(made, nn.Linear):
+        if len(layers) > 1 or gains[0] != 1 or not isinstance(layers[0], nn.Linear):
+            raise UserError(
+                f"a {type(made).__name__} takes the place of one linear layer, and the answer of this model is not "
+                "what one linear layer gives; put the method behind the model: longtail.attach"
+            )
+        return [_like(made, layers[0])]
+    # What is added whatever the bias was goes to the layers that have a bias, else to the first: an adapter that
+    # gained a bias would lose it where it is merged.
+    added = _bias_of(make_head, joined.weight, None)
+    parts = [weight_and_bias(layer) for layer in layers]
+    takers = [number for number, (_, bias) in enumerate(parts) if bias is not None] or [0]
+    share = added / sum(gains[number] for number in takers)
+    weights = made.weight.detach().split([weight.shape[1] for weight, _ in parts], 1)
+    new = []
+    for number, layer in enumerate(layers):
+        old = parts[number][1]
+        bias = None if old is None else _bias_of(make_head, joined.weight, old) - added
+        if number in takers:
+            bias = share if bias is None else bias + share
+        new.append(_rebuilt(layer, weights[number] / gains[number], bias))
+    return new
+
+
+def why_not_linear(layer: nn.Module, path: str, seen: Sequence[Seen]) -> str:
+    """What keeps a calibration out of the weights of a layer; empty if nothing does."""
+    try:
+        plain = _plain(layer, *weight_and_bias(layer, path))
+    except UserError as error:
+        return str(error)
+    exact = all(value.dtype in (torch.float32, torch.float64) for value in (cast(Tensor, layer.weight), seen[0][1]))
+    for features, output in seen:
+        given, expected = output.cpu().double(), plain(features.cpu().double())
+        if float((given - expected).abs().max()) > (1e-2 if exact else 0.1) * float(expected.abs().max()):
+            return (
+                f"{path or 'the model'} ({type(layer).__name__}) does not give weight times input plus bias "
+                "(a cosine head?)"
+            )
+    return ""
+
+
+def _bias_of(make_head: MakeHead, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The bias of the head made of this weight and bias."""
+    return cast(nn.Linear, make_head(linear_layer(weight.detach(), bias))).bias.detach()
+
+
+def _rebuilt(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A plain layer of the kind of the old one with another weight (K, D) and bias (K,)."""
+    if hasattr(layer.weight, "full_tensor"):
+        return scattered(layer, weight.view(cast(Tensor, layer.weight).shape), bias)
+    return _like(_plain(layer, weight, bias), layer)
+
+
+def _plain(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    if isinstance(layer, nn.Linear):
+        return linear_layer(weight, bias)
+    kind = next(kind for kind in KINDS if isinstance(layer, kind))
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    settings = {name: getattr(layer, name) for name in names}
+    new = cast(nn.Conv2d, skip_init(kind, **settings, bias=bias is not None, dtype=weight.dtype))
+    with torch.no_grad():
+        new.weight.copy_(weight.view(new.weight.shape))
+        if bias is not None and new.bias is not None:
+            new.bias.copy_(bias)
+    return new
+
+
+def _like(new: nn.Module, old: nn.Module) -> nn.Module:
+    """The new layer of the type, on the device, in the mode of the old one, and trained if that is."""
+    weight = cast(Tensor, old.weight)
+    trained = any(parameter.requires_grad for parameter in old.parameters())
+    return new.to(weight.device, weight.dtype).requires_grad_(trained).train(old.training)

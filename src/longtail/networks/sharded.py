@@ -1,0 +1,55 @@
+"""Parameters that several processes hold in parts: `DTensor`, and models wrapped by FSDP."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from longtail.errors import UserError
+
+HOW_TO_GO_ON = (
+    "gather its weights into a plain model and calibrate that, or keep it as it is: fit the method on "
+    "longtail.extract(model, loader) and put it behind the model with longtail.attach(model, method)"
+)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor without history; one that processes hold in parts is put together."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def runs_together(model: nn.Module) -> bool:
+    """Whether processes exchange something each time the model runs, so that all of them must run it."""
+    return is_fsdp(model) or any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    """Whether a part of the model is wrapped by FSDP, of version 1 or 2."""
+    names = ("FullyShardedDataParallel", "FSDPModule")
+    return any(kind.__name__ in names for module in model.modules() for kind in type(module).__mro__)
+
+
+def refuse_copies_of_fsdp(model: nn.Module) -> None:
+    """FSDP models cannot be copied, so there is no new one to give back."""
+    if is_fsdp(model):
+        raise UserError(f"{type(model).__name__} is wrapped by FSDP, which cannot be copied; {HOW_TO_GO_ON}")
+
+
+def scattered(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A copy of a layer whose weight is a `DTensor`, with new numbers held in the same parts."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    new = copy.deepcopy(layer)
+    old: Any = layer.weight
+    # A bias goes with the rows of the weight; across its columns every process has all of it.
+    beside = [part if part.is_shard(0) else Replicate() for part in old.placements]
+    parts = {"weight": old.placements, "bias": getattr(layer.bias, "placements", beside)}
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            place = value.to(old.to_local().device, old.dtype)
+            held = distribute_tensor(place, old.device_mesh, parts[name])
+            setattr(new, name, nn.Parameter(held, requires_grad=old.requires_grad))
+    return new

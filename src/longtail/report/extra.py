@@ -1,0 +1,17 @@
+"""What reports and drawings need beside the library itself."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from longtail.errors import UserError
+
+DRAWING = ("matplotlib",)
+PAGE = (*DRAWING, "jinja2", "plotly")
+
+
+def require(what: str, packages: tuple[str, ...]) -> None:
+    """An error before any work is done unless these packages are installed."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise UserError(f"{what} needs {', '.join(missing)}: pip install 'longtail[report]'")

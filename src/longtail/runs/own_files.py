@@ -1,0 +1,62 @@
+"""Replacing a run: only what our own commands have written is ever removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from longtail.errors import UserError
+from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE
+
+# What commands write into the folder of a run or of a calibration.
+OWN_FILES = (
+    RUN_FILE,
+    MODEL_FILE,
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    PROGRESS_FILE,
+    "calibration.json",
+    "head.safetensors",
+    "*-calibrated.safetensors",
+    "before-after-*.json",
+    "metrics-*.json",
+    "metrics.csv",
+    "mlflow-run.txt",
+    ".*.lock",
+    ".*.part",
+)
+OWN_FOLDERS = ("outputs", "report", "tensorboard")
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names in a folder that no command of ours has written there, in order."""
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    own = {path: OWN_FOLDERS if path.is_dir() else OWN_FILES for path in found}
+    return [path.name for path in found if not any(path.match(pattern) for pattern in own[path])]
+
+
+def require_only_runs(folder: Path) -> None:
+    """Refuse to replace a folder that holds anything but a run and what was made of it."""
+    more = [name for name in strangers(folder) if not (folder / name / RUN_FILE).is_file()]  # calibrations are runs
+    if more:
+        raise UserError(f"{folder} holds more than a run ({more[0]}), so it is not replaced; choose another --out")
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run, its calibrations and reports; the folder stays."""
+    require_only_runs(folder)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def require_writable(folder: Path) -> None:
+    """An error if a folder cannot be made or written to."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{nearest} is a file; choose another --out")
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"{nearest} cannot be written to; choose another --out")

@@ -1,0 +1,198 @@
+"""What a trained model says of new images: the network with its own preprocessing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from longtail.backbones.folding import folded
+from longtail.backbones.inference import BATCH
+from longtail.core.progress import Display
+from longtail.data import loading
+from longtail.data.augment import Transform, clean_transform
+from longtail.data.decode import Resize
+from longtail.data.images import Decode, DecodedImages, Images, MemoryImages, as_array
+from longtail.data.new_images import find_images
+from longtail.data.open import image_side, statistics
+from longtail.distributed.world import find_device
+from longtail.errors import UserError
+from longtail.runs.folder import Run
+
+NOTHING = np.zeros(0)  # no random numbers
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Classes of images.
+
+    Args:
+        sources: N paths, or places in the order given.
+        class_names: K names.
+        probabilities: (N, K), rows sum to 1.
+        left_out: paths of images that could not be read.
+    """
+
+    sources: list[str]
+    class_names: list[str]
+    probabilities: np.ndarray
+    left_out: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def names(self) -> list[str]:
+        """The most probable class of each image."""
+        return [self.class_names[label] for label in self.probabilities.argmax(1)]
+
+    def top(self, count: int) -> list[list[tuple[str, float]]]:
+        """For each image the `count` most probable classes, (name, probability), best first."""
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :count]
+        return [
+            [(self.class_names[label], float(row[label])) for label in labels]
+            for row, labels in zip(self.probabilities, order, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Grey:
+    """Another way to get a size, of the picture in shades of grey."""
+
+    sized: Decode
+    columns = 0
+
+    @property
+    def size(self) -> int:
+        return self.sized.size
+
+    def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
+        return self.sized(picture.convert("L"), numbers)
+
+
+def preprocessing(run: Run) -> Transform:
+    """How test images are shown to the network of a run, whatever their size and mode."""
+    config = run.config
+    clean = clean_transform(config.augment, *statistics(config.data), image_size=config.image_size)
+    decode = clean.decode or Resize(image_side(config))
+    return replace(clean, decode=Grey(decode) if run.channels == 1 else decode)
+
+
+def in_words(run: Run) -> str:
+    """How a picture becomes pixels from 0 to 1 that an exported network takes."""
+    decode = preprocessing(run).decode
+    sized = decode.sized if isinstance(decode, Grey) else decode
+    colour = "shades of grey" if run.channels == 1 else "RGB"
+    return f"convert to {colour}; {sized}; divide by 255"
+
+
+class Predictor:
+    """A trained model, plain or calibrated, ready for new images.
+
+    Args:
+        run: the finished run.
+        device: auto, cpu, cuda, …
+    """
+
+    def __init__(self, run: Run, device: str = "auto") -> None:
+        self.run = run
+        self.device = find_device(device)
+        self.network = folded(run.load_model().to(self.device))
+        self.transform = preprocessing(run)
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.run.class_names
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        root: str | None = None,
+        skip_broken: bool = False,
+        workers: int = 0,
+        progress: bool = True,
+        display: Display | None = None,
+    ) -> Predicted:
+        """Classes and probabilities of images.
+
+        Args:
+            images: a path or several (images, folders, lists of files); or pictures: one or several of Pillow's,
+                or uint8 arrays (H, W) or (H, W, C), or one array (N, H, W, C).
+            root: folder that the paths of a list are relative to.
+            skip_broken: leave out an image that cannot be read instead of stopping.
+            workers: processes that decode images read from files.
+            progress: show how far it is.
+            display: where progress is shown, instead.
+        """
+        known, transform = self._opened(images, root, skip_broken)
+        display = display or Display(quiet=not progress)
+        kept, found = [], []
+        with torch.no_grad(), display.task("predicting", len(known)) as task:
+            plan = loading.in_order(len(known), BATCH)
+            for batch in loading.load(known, transform, plan, workers=workers, device=self.device):
+                found.append(self.network(batch.images).float().softmax(1).cpu().numpy())
+                kept.append(batch.indices.numpy())
+                task.advance(len(batch.indices))
+        places = np.concatenate(kept)
+        left_out = np.setdiff1d(np.arange(len(known)), places)
+        return Predicted(
+            [_name(known, place) for place in places],
+            self.class_names,
+            np.concatenate(found),
+            tuple(_name(known, place) for place in left_out),
+        )
+
+    def _opened(self, images: Any, root: str | None, skip_broken: bool) -> tuple[Images, Transform]:
+        """Images, and the transform that is left to do."""
+        several = _several(images)
+        names = tuple(self.class_names)
+        if all(isinstance(one, str | Path) for one in several):
+            return find_images(several, names, root=root, skip_broken=skip_broken), self.transform
+        decode = self.transform.decode
+        assert decode is not None
+        squares = [as_array(decode(_picture(one, place), NOTHING)) for place, one in enumerate(several)]
+        pixels = torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
+        labels = torch.zeros(len(squares), dtype=torch.int64)
+        shown = MemoryImages(labels=labels, class_names=names, pixels=pixels.to(self.device))
+        return shown, replace(self.transform, decode=None)
+
+
+def load(folder: Path | str, *, device: str = "auto") -> Predictor:
+    """A trained model, plain or calibrated, with its preprocessing.
+
+    >>> run = load("runs/photos/marc")  # doctest: +SKIP
+    >>> run.predict("new-photos").names  # doctest: +SKIP
+    """
+    return Predictor(Run.open(folder), device)
+
+
+def _several(images: Any) -> Sequence[Any]:
+    """One image or several as a sequence of images."""
+    single = isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    found = [images] if single else list(images) if isinstance(images, Iterable) else [images]
+    if not found:
+        raise UserError("there are no images to predict")
+    return found
+
+
+def _picture(image: Any, place: int) -> Image.Image:
+    """A picture of three colours, of what was given."""
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    array = np.asarray(image)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+        raise UserError(
+            f"image {place} is an array {array.shape} of {array.dtype}; give pixels from 0 to 255 as uint8, (H, W) or "
+            "(H, W, 3), a picture of Pillow, or a path"
+        )
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
+
+
+def _name(images: Images, place: int) -> str:
+    return str(images.path(int(place))) if isinstance(images, DecodedImages) else str(place)

@@ -1,0 +1,121 @@
+"""Settings that suit the images found: `longtail train photos --out runs/photos` needs no others.
+
+| shorter side of the images (median) | trained at | network |
+|---|---|---|
+| up to 12 | 8 x 8 | digits |
+| up to 48 | 32 x 32 | resnet8, resnet20 or resnet32, by the number of images |
+| up to 96 | 64 x 64 | resnet10, from 10,000 images on resnet18 |
+| up to 160 | 128 x 128 | resnet18 |
+| more | 224 x 224 | resnet18, from 20,000 images on resnet34, from 200,000 on resnet50 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longtail.backbones.weights import backbone_of
+from longtail.config import DataConfig, TrainConfig, from_dict
+from longtail.data.images import DecodedImages, Images, MemoryImages
+from longtail.data.open import open_splits
+from longtail.data.sources import SOURCES, find_data
+from longtail.data.splits import Splits
+from longtail.recipes import RECIPES
+
+VALIDATION = 0.1
+LOOKED_AT = 200  # images whose headers are read
+# Largest median side, side that images are brought to, and networks: (from so many images on, name).
+SIZES: tuple[tuple[float, int, tuple[tuple[int, str], ...]], ...] = (
+    (12, 8, ((0, "digits"),)),
+    (48, 32, ((0, "resnet8"), (2_000, "resnet20"), (20_000, "resnet32"))),
+    (96, 64, ((0, "resnet10"), (10_000, "resnet18"))),
+    (160, 128, ((0, "resnet18"),)),
+    (float("inf"), 224, ((0, "resnet18"), (20_000, "resnet34"), (200_000, "resnet50"))),
+)
+GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Images, and the settings that suit them."""
+
+    splits: Splits
+    config: TrainConfig
+    side: int
+    """Median of the shorter sides, of some of the images."""
+    grey: bool
+
+    def sentence(self, config: TrainConfig) -> str:
+        """What was found and how it is trained, with `config` after all options."""
+        colour = "grey" if self.grey else "colour"
+        augment = " ".join(("--augment", *config.augment))
+        length = f"--epochs {config.epochs:g}" if config.epochs else f"--iterations {config.iterations}"
+        start = f" --weights {config.weights}" if config.weights else ""
+        return (
+            f"{self.splits.found()}; {colour}, about {self.side} pixels. Trained with --backbone {config.backbone}"
+            f"{start} --image-size {config.image_size} {augment} {length} --batch-size {config.batch_size} "
+            f"--lr {config.lr:g}: give any of them to change it"
+        )
+
+
+def recipe_for(data: str | DataConfig, *, root: str | None = None, **settings: Any) -> TrainConfig:
+    """The recipe of that name, or one that suits the images found at a path; 10 % of them are held out.
+
+    Args:
+        data: a recipe, an image folder, or a list, CSV or Parquet file of images; or where they are.
+        root: folder of the data set (recipes), or that the paths in a file are relative to.
+        settings: replace those that would be chosen, by the names of `TrainConfig`.
+    """
+    if isinstance(data, str) and data in RECIPES:
+        return from_dict(settings, replace(RECIPES[data], root=root))
+    return look_at(data, root=root, **settings).config
+
+
+def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any) -> Found:
+    """Look at the images at a path, and choose settings."""
+    where = replace(find_data(data, root), validation=VALIDATION) if isinstance(data, str) else data
+    known = {name: value for name, value in settings.items() if name in DataConfig.__dataclass_fields__}
+    splits = open_splits(replace(where, **known))
+    side, grey = _looks(splits.train)
+    size = settings.get("image_size") or SOURCES[where.data].side
+    row = next(row for row in SIZES if (size or side) <= row[0])
+    size, images = size or row[1], len(splits.train)
+    backbone = [name for least, name in row[2] if images >= least][-1]
+    chosen: dict[str, Any] = {
+        "backbone": backbone,
+        "image_size": None if isinstance(splits.train, MemoryImages) else size,
+        "augment": _augment(size, grey=grey),
+        "epochs": float(np.clip(round(400_000 / images), 15, 90)),
+        "batch_size": 64 if images < 2_000 else 128,
+        "lr": 0.05 if images < 2_000 else 0.1,
+    }
+    if weights := settings.get("weights"):
+        # A pretrained network needs small steps, and fewer of them.
+        chosen |= {"backbone": backbone_of(Path(weights)) or backbone, "lr": 0.01}
+        chosen["epochs"] = float(max(round(chosen["epochs"] / 3), 5))
+    chosen["warmup"] = -(-images // chosen["batch_size"])  # one epoch
+    base = TrainConfig(**{**vars(where), **chosen})
+    return Found(splits, from_dict(settings, base), side, grey)
+
+
+def _looks(images: Images) -> tuple[int, bool]:
+    """Median of the shorter sides, and whether the images are grey, by the headers of some of them."""
+    if isinstance(images, MemoryImages):
+        return int(min(images.pixels.shape[2:])), images.pixels.shape[1] == 1
+    assert isinstance(images, DecodedImages)
+    places = np.unique(np.linspace(0, len(images) - 1, LOOKED_AT).astype(int))
+    headers = [images.header(int(place)) for place in places]
+    known = [(width, height, mode) for width, height, mode in headers if width]
+    if not known:
+        images.open(int(places[0]))  # says what is wrong with it
+    side = int(np.median([min(width, height) for width, height, _ in known]))
+    return side, all(mode in GREY_MODES for _, _, mode in known)
+
+
+def _augment(size: int, *, grey: bool) -> tuple[str, ...]:
+    """Windows of the image; grey images are seldom photographs (writing, scans), so they are not mirrored."""
+    window = "small-crop" if size <= 12 else "crop" if size <= 128 else "resized-crop"
+    return (window,) if grey else (window, "flip")

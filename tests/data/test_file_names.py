@@ -1,0 +1,131 @@
+"""Data by path: the usual names of splits are recognised, and what was found is said."""
+
+import pytest
+from PIL import Image
+
+from longtail.cli.main import main
+from longtail.data.file_names import beside, one_each, split_of
+from longtail.data.open import open_splits
+from longtail.errors import UserError
+
+
+def picture(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (90, 80, 70)).save(path)
+
+
+def classes(folder, names=("ant", "bee"), images=2):
+    for name in names:
+        for number in range(images):
+            picture(folder / name / f"{number}.png")
+
+
+def sizes(splits):
+    found = {name: getattr(splits, name) for name in ("train", "validation", "test")}
+    return {name: len(images) for name, images in found.items() if images is not None}
+
+
+@pytest.mark.parametrize("train", ["train", "Train", "TRAINING"])
+@pytest.mark.parametrize("validation", ["val", "valid", "Validation", "dev"])
+@pytest.mark.parametrize("test", ["test", "Testing"])
+def test_splits_are_recognised_by_their_usual_names(tmp_path, train, validation, test):
+    for name, images in ((train, 3), (validation, 1), (test, 2)):
+        classes(tmp_path / name, images=images)
+    splits = open_splits(str(tmp_path))
+    assert sizes(splits) == {"train": 6, "validation": 2, "test": 4}
+    assert splits.train.class_names == ("ant", "bee")
+    places = f"6 train ({train}/), 2 validation ({validation}/), 4 test ({test}/)"
+    assert splits.found() == f"{tmp_path.name}: 2 classes; images: {places}"
+
+
+def test_a_class_may_be_called_like_a_split(tmp_path):
+    classes(tmp_path, ("car", "train", "valid"))  # vehicles: the folder holds images, not classes
+    splits = open_splits(str(tmp_path))
+    assert splits.train.class_names == ("car", "train", "valid")
+    assert sizes(splits) == {"train": 6}
+
+
+def test_what_is_not_used_is_said(tmp_path):
+    classes(tmp_path / "train")
+    classes(tmp_path / "extra")
+    picture(tmp_path / "test" / "unlabelled.png")
+    (tmp_path / ".cache" / "x").mkdir(parents=True)
+    assert open_splits(str(tmp_path)).found().endswith("not used: extra/, test/ (no folder per class)")
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (("Train", "train"), "has two train splits, Train and train; rename one of them"),
+        (("train", "val", "validation"), "has two validation splits, val and validation"),
+        (("val", "test"), "has test, val but no folder of training images; call it train"),
+        (("photos",), "has a single class, photos (its folders may be the classes: try that one)"),
+    ],
+)
+def test_what_cannot_be_told_apart_is_refused(tmp_path, folders, message):
+    for name in folders:
+        classes(tmp_path / name)
+    with pytest.raises(UserError) as error:
+        open_splits(str(tmp_path))
+    assert message in str(error.value)
+
+
+def test_folders_that_programs_leave_behind_are_no_classes(tmp_path):
+    classes(tmp_path)
+    picture(tmp_path / ".ipynb_checkpoints" / "0.png")
+    picture(tmp_path / "__MACOSX" / "0.png")
+    (tmp_path / "ant" / "._0.png").write_bytes(b"")
+    splits = open_splits(str(tmp_path))
+    assert splits.train.class_names == ("ant", "bee")
+    assert len(splits.train) == 4
+
+
+def test_lists_beside_the_training_list(tmp_path):
+    for name, lines in (("LT_train", "a.png 0\nb.png 1\n"), ("LT_val", "c.png 1\n"), ("LT_test", "d.png 0\n")):
+        (tmp_path / f"{name}.txt").write_text(lines)
+    (tmp_path / "other_test.txt").write_text("e.png 0\n" * 9)
+    splits = open_splits(str(tmp_path / "LT_train.txt"))
+    assert sizes(splits) == {"train": 2, "validation": 1, "test": 1}
+    assert splits.name == "LT_train.txt"
+
+
+def test_tables_by_path_by_folder_and_by_a_column(tmp_path):
+    (tmp_path / "Train.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
+    (tmp_path / "valid.csv").write_text("path,label\nc.png,bee\n")
+    (tmp_path / "test.csv").write_text("path\nd.png\n")  # as competitions publish it
+    for path in (tmp_path, tmp_path / "Train.csv"):
+        splits = open_splits(str(path))
+        assert sizes(splits) == {"train": 2, "validation": 1}
+        assert splits.found().endswith("1 validation (valid.csv); not used: test.csv (it has no labels)")
+    (tmp_path / "all.csv").write_text(
+        "split,path,label\ntrain,a.png,ant\nVAL,b.png,bee\ntest,c.png,bee\ntrain,d.png,bee\n"
+    )
+    splits = open_splits(str(tmp_path / "all.csv"))
+    assert sizes(splits) == {"train": 2, "validation": 1, "test": 1}
+    assert splits.validation.class_names == ("ant", "bee")
+    assert splits.validation.labels.tolist() == [1]
+    (tmp_path / "all.csv").write_text("split,path,label\ntrain,a.png,ant\n2,b.png,bee\n")
+    with pytest.raises(UserError, match="line 3: the split '2' is none of train, validation, test"):
+        open_splits(str(tmp_path / "all.csv"))
+    (tmp_path / "all.csv").write_text("split,path,label\nval,a.png,ant\n")
+    with pytest.raises(UserError, match="has no row whose split is train"):
+        open_splits(str(tmp_path / "all.csv"))
+
+
+def test_names_and_siblings(tmp_path):
+    assert [split_of(name) for name in ("TRAIN", " val ", "tests", "class")] == ["train", "validation", None, None]
+    for name in ("restrained.txt", "restval.txt", "x-train-2.txt", "x-dev-2.txt", "x-dev-2.csv"):
+        (tmp_path / name).touch()
+    assert beside(tmp_path / "restrained.txt") == {}  # the word stands inside another
+    assert beside(tmp_path / "x-train-2.txt") == {"validation": tmp_path / "x-dev-2.txt"}
+    with pytest.raises(UserError, match="has two test splits, a and b"):
+        one_each([("test", tmp_path / "a"), ("test", tmp_path / "b")], tmp_path)
+
+
+def test_distribution_says_what_was_found(tmp_path, capsys):
+    classes(tmp_path / "Train", images=3)
+    classes(tmp_path / "Test", images=1)
+    (tmp_path / "Train" / "cat").mkdir()
+    assert main(["distribution", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path.name}: 3 classes; images: 6 train (Train/), 2 test (Test/)" in " ".join(out.split())
