@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 from longtail.backbones.inference import evaluating
 from longtail.core.progress import QUIET, Display
+from longtail.data.imbalance import Few
 from longtail.distributed.world import find_device
 from longtail.errors import UserError, choose
 from longtail.extraction.batches import as_batches, split_batch
+from longtail.extraction.selection import few_of
 from longtail.networks.head import find_head, fingerprint, head_of, unwrap
 from longtail.networks.head_search import WITHOUT_MODEL, answering_head, require_linear, uncompiled
 from longtail.outputs.record import Outputs
@@ -55,6 +57,8 @@ def extract(
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
+    images_per_class: int | Literal["all"] = "all",
+    seed: int = 0,
     display: Display = QUIET,
 ) -> Outputs:
     """Run a model over a loader once and keep features, logits and labels.
@@ -72,10 +76,14 @@ def extract(
         class_counts: (K,) training samples per class, if the loader does not show the training set.
         split: what the loader shows: train, validation or test.
         device: where to run: auto, cpu, cuda, …
+        images_per_class: at most so many samples of every class are read and run; the class counts stay those of all.
+            The loader must be a data set that knows its labels, or a `DataLoader` of one.
+        seed: decides which samples these are.
         display: where progress is shown.
     """
     choose("dtype", dtype, DTYPES)
-    known: dict[str, Any] = {"head": head, "class_counts": class_counts, "split": split, "device": device}
+    few = None if images_per_class == "all" else Few(images_per_class, seed)
+    known: dict[str, Any] = {"head": head, "class_counts": class_counts, "split": split, "device": device, "few": few}
     if path is None:
         return extract_with_head(model, loader, Rows(np.dtype(dtype)), display=display, **known)[0]
     path = Path(path)
@@ -95,6 +103,7 @@ def extract_with_head(
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
+    few: Few | None = None,
     display: Display = QUIET,
 ) -> tuple[Outputs, str]:
     """What `extract` gives, and the name of the layer that was taken for the head."""
@@ -102,6 +111,9 @@ def extract_with_head(
     inner = unwrap(model)
     if head is not None:
         head = find_head(inner, head)
+    whole = chosen = None
+    if few is not None:
+        loader, whole, chosen = few_of(loader, few)
     batches = as_batches(loader)
     total = length_hint(batches)
     with ExitStack() as stack:
@@ -127,14 +139,21 @@ def extract_with_head(
     classes = len(known["head_weight"])
     if truth.min() < 0 or truth.max() >= classes:
         raise UserError(f"the loader gives labels {truth.min()}..{truth.max()}, the model has classes 0..{classes - 1}")
-    counts = np.bincount(truth, minlength=classes) if class_counts is None else class_counts
+    if whole is not None and not np.array_equal(truth, whole[chosen]):
+        raise UserError(
+            "the labels in the batches are not those the data set says it has; images_per_class cannot be used"
+        )
+    everything = truth if whole is None else whole
+    counts = np.bincount(everything, minlength=classes) if class_counts is None else class_counts
     outputs = Outputs(
         labels=truth,
         features=arrays["features"],
         logits=arrays["logits"],
         class_counts=counts,
-        indices=np.arange(len(truth)),
+        indices=np.arange(len(truth)) if chosen is None else chosen,
         split=split,
+        images_per_class=few.most if few else None,
+        images_seed=few.seed if few else None,
         model=fingerprint(inner),
         **known,
     )

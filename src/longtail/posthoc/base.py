@@ -22,8 +22,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longtail.core.arrays import as_array, single_at_least, writable
+from longtail.data.imbalance import Few
 from longtail.distributed.world import SINGLE_PROCESS, World
-from longtail.errors import UserError
+from longtail.errors import UserError, choose
 from longtail.networks.head import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
@@ -122,6 +123,10 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     def check_settings(self) -> None:
         """Refuse settings that cannot be, before anything is fitted."""
+
+    def enough_images(self, num_classes: int) -> int | None:
+        """Training images per class that it needs for the answer it would give on all of them; None: all."""
+        return None
 
     @property
     def needs_validation(self) -> bool:
@@ -268,6 +273,22 @@ def fit_outputs(
         return
     assert train is not None
     method.fit_checked(from_outputs(train, world, need_every_class=needed), held_out)
+
+
+def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, seed: int = 0) -> Few | None:
+    """Which training images a method is fitted on: a number per class, "all" or "auto"; None for all of them.
+
+    "auto" is what the method says is enough; where no class has more, all are taken.
+    """
+    if isinstance(choice, str):
+        choose("images_per_class", choice, ("all", "auto"))
+        most = method.enough_images(len(class_counts)) if choice == "auto" else None
+    else:
+        most = choice
+    if most is None:
+        return None
+    few = Few(most, seed)
+    return few if few.most < class_counts.max() else None
 
 
 def is_trained(layer: nn.Module) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from torch import nn
 
 from longtail.backbones.inference import evaluating
 from longtail.extraction.model import extract, extract_with_head
+from longtail.extraction.selection import known_labels
 from longtail.networks.head import head_of, unwrap, with_head
 from longtail.outputs.writer import Rows
-from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs
 from longtail.posthoc.marc import MARC
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -28,6 +29,8 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
 ) -> tuple[Model, MARC]: ...
 
 
@@ -41,6 +44,8 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
 ) -> tuple[Model, Method]: ...
 
 
@@ -53,6 +58,8 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
 ) -> tuple[nn.Module, PostHoc]:
     """Calibrate a trained model: (a new model of the same class, the fitted method).
 
@@ -66,10 +73,16 @@ def calibrate(
         head: name of the last linear layer; without, it is the one whose output the model gives.
         class_counts: (K,) training samples per class, if the loader does not show all of them.
         device: where to run the model.
+        images_per_class: at most so many samples of every class are read and run, "auto" for as many as the method
+            needs. The loader must be a data set that knows its labels, or a `DataLoader` of one.
+        seed: decides which samples these are.
     """
     method = MARC() if method is None else method
+    few = None
+    if images_per_class != "all":
+        few = chosen_images(images_per_class, method, np.bincount(known_labels(loader)), seed)
     rows = Rows(np.dtype(np.float32))
-    train, head = extract_with_head(model, loader, rows, head=head, class_counts=class_counts, device=device)
+    train, head = extract_with_head(model, loader, rows, head=head, class_counts=class_counts, device=device, few=few)
     held_out = None
     if validation is not None:
         counts = train.class_counts
