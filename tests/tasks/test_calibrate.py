@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
+import longtail.data.images
+import longtail.runs.folder
 from longtail import MARC, DisAlign, Outputs
 from longtail.cli.main import main
 from longtail.core.tensors import read_tensors
@@ -256,6 +259,26 @@ def test_a_few_images_per_class_are_printed_recorded_and_kept_apart(capsys, digi
     assert len(Outputs.open(json.loads(out)["outputs"])) == np.minimum(counts, 3).sum()
     code, _, error = run_command(capsys, "extract", digits_copy, "--split", "test", "--images-per-class", "3")
     assert (code, "train split alone" in error) == (2, True)
+
+
+def test_one_calibration_loads_opens_and_hashes_once(capsys, digits_copy, monkeypatch):
+    counted = Counter()
+
+    def count(owner, name):
+        original = getattr(owner, name)
+
+        def counting(*words, **known):
+            counted[name] += 1
+            return original(*words, **known)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    for name in ("read_tensors", "open_splits", "fingerprint"):
+        count(longtail.runs.folder, name)
+    count(longtail.data.images.MemoryImages, "_samples")
+    assert run_command(capsys, "calibrate", digits_copy, "--quiet")[0] == 0
+    # Hashed are the weights that are read, those that are written, and the images of each of three splits.
+    assert counted == {"read_tensors": 1, "open_splits": 1, "fingerprint": 2, "_samples": 3}
 
 
 def test_extract_command_refuses_to_overwrite(capsys, digits_copy):

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -238,6 +237,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     def score(self, logits: Any, y: Any = None, sample_weight: Any = None, features: Any = None) -> float:
         """Accuracy on logits (N, K) with labels (N,), or on `Outputs`."""
+        from sklearn.metrics import accuracy_score  # late: the package of scores takes a while to import
+
         truth = logits.labels if y is None and isinstance(logits, Outputs) else y
         return float(accuracy_score(truth, np.asarray(self.predict(logits, features)), sample_weight=sample_weight))
 
