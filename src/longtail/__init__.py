@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from longtail.outputs.record import Outputs
     from longtail.posthoc.crt import CRT
     from longtail.posthoc.disalign import DisAlign
+    from longtail.posthoc.halo import HALO
     from longtail.posthoc.logit_adjustment import LogitAdjustment
     from longtail.posthoc.lws import LWS
     from longtail.posthoc.marc import MARC
@@ -42,6 +43,7 @@ else:
     _HOMES = {
         "CRT": "posthoc.crt",
         "DisAlign": "posthoc.disalign",
+        "HALO": "posthoc.halo",
         "LWS": "posthoc.lws",
         "LogitAdjustment": "posthoc.logit_adjustment",
         "MARC": "posthoc.marc",
@@ -87,6 +89,7 @@ else:
 
 __all__ = [
     "CRT",
+    "HALO",
     "LWS",
     "MARC",
     "RECIPES",

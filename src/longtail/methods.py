@@ -261,6 +261,14 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         trains="2K",
         needs="head",
     ),
+    "halo": PostHocMethod(
+        "HALO",
+        "decision boundary",
+        "held-out adjusted logits, this library's own",
+        "HALO",
+        trains="pK + K + 5",
+        needs="features, validation split",
+    ),
     "temperature": PostHocMethod(
         "Temperature scaling",
         "confidence",

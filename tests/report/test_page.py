@@ -10,6 +10,7 @@ import pytest
 
 from longtail import Outputs
 from longtail.cli.main import main
+from longtail.metrics.table import SCORES
 from longtail.report.page import Context, page_data, write_page
 
 from .conftest import summary_of
@@ -88,7 +89,7 @@ def test_it_loads_without_complaints_and_draws_every_chart(visit, page_path):
     page = visit(page_path)
     assert page.complaints == []
     assert page.locator(".chart .main-svg").count() >= 11
-    assert page.locator("#cards .card").count() == 6
+    assert page.locator("#cards .card").count() == len(SCORES)
     assert "test" in page.locator(".lead").inner_text()
 
 
@@ -96,16 +97,18 @@ def test_the_slider_changes_numbers_chart_and_command(visit, page_path, real_sum
     page = visit(page_path)
     assert page.locator("#gamma-value").inner_text() == "1.2"
 
-    def overall():
-        return page.locator("#point-cards .card", has_text="overall (test)").locator(".value").inner_text()
+    heading = f"{SCORES['balanced'].heading} (test)"
 
-    at_paper = overall()
+    def balanced():
+        return page.locator("#point-cards .card", has_text=heading).locator(".value").inner_text()
+
+    at_paper = balanced()
     assert at_paper == f"{100 * real_summary.points[12].metrics.balanced:.1f}"
     bars = "document.getElementById('point-accuracy').data.at(-1).y"
     drawn = page.evaluate(bars)
     page.locator("#gamma").evaluate("(slider) => { slider.value = 2; slider.dispatchEvent(new Event('input')); }")
     assert page.locator("#gamma-value").inner_text() == "0.2"
-    assert overall() == f"{100 * real_summary.points[2].metrics.balanced:.1f}" != at_paper
+    assert balanced() == f"{100 * real_summary.points[2].metrics.balanced:.1f}" != at_paper
     assert page.evaluate(bars) != drawn
     assert page.locator("#command").inner_text() == "longtail calibrate 'runs/my run' --options gamma 0.2"
     assert page.complaints == []

@@ -3,6 +3,7 @@
 from longtail.posthoc.base import FitResult, PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
+from longtail.posthoc.halo import HALO
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.lws import LWS
 from longtail.posthoc.marc import MARC
@@ -12,6 +13,7 @@ from longtail.posthoc.tau_norm import TauNorm
 
 __all__ = [
     "CRT",
+    "HALO",
     "LWS",
     "MARC",
     "DisAlign",

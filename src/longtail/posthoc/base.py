@@ -92,7 +92,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             weight_norms: (K,) norms of the head's class vectors; 1 if omitted.
             head_bias: (K,) bias of the head, for methods that drop it; 0 if omitted.
             features: (N, D) that the head sees, for methods that need them.
-            validation: held-out `Outputs` or (logits, y), for settings chosen on them.
+            validation: held-out `Outputs`, (logits, y) or (logits, y, features), for what is fitted or chosen on them.
         """
         self.check_settings()
         if isinstance(logits, Outputs) and self.fitted_on_unseen and logits.split == "train":
@@ -105,9 +105,10 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         held_out = None
         if validation is not None:
             given = (validation,) if isinstance(validation, Outputs) else validation
-            if not isinstance(given, tuple | list) or len(given) > 2:
-                raise UserError("validation must be Outputs or a pair (logits, y)")
-            held_out = self._check(*given, need_every_class=False, classes=data.classes)
+            if not isinstance(given, tuple | list) or not 1 <= len(given) <= 3:
+                raise UserError("validation must be Outputs, or (logits, y), or (logits, y, features)")
+            more = {"features": given[2]} if len(given) == 3 else {}
+            held_out = self._check(*given[:2], need_every_class=False, classes=data.classes, **more)
         named = np.empty((0, data.num_classes)) if isinstance(logits, Outputs) else logits
         validate_data(self, named, skip_check_array=True)  # number and names of the columns
         return self.fit_checked(data, held_out)

@@ -18,10 +18,10 @@ from __future__ import annotations
 import time
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longtail.core.arrays import writable
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.networks.disalign_head import DisAlignHead, align
 from longtail.posthoc.base import FitResult, PostHoc, is_trained
@@ -86,7 +86,7 @@ class DisAlign(PostHoc):
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         began = time.perf_counter()
-        features = torch.as_tensor(np.asarray(require_features(data.features, self))).float()
+        features = writable(require_features(data.features, self)).float()
         logits = data.rows.read(slice(None))
         weights = torch.from_numpy(class_weights(data.class_counts, self.gamma) * data.frequency).float()
         scale = torch.ones(data.num_classes, requires_grad=True)

@@ -28,6 +28,7 @@ from sklearn.exceptions import ConvergenceWarning
 FIRST_ROUND = 0.1  # the round without scaling ends when the gradient fell to this share
 FIRST_EVALUATIONS = 15
 MEMORY = 20
+NEGLIGIBLE = 1e-13  # a gradient that is rounding of a loss of about 1: there is nothing to move
 SMALL_CHANGE = 1e-6  # relative changes of the value below this are taken from the gradient
 
 
@@ -85,7 +86,7 @@ def minimise(
     began = time.perf_counter()
     search = _Search(problem, start, max_evaluations)
     first = search.gradient if reference is None else np.abs(problem.value_and_gradient(reference)[1]).max()
-    goal = tolerance * float(first)
+    goal = max(tolerance * float(first), NEGLIGIBLE)
     if not problem.paired:
         search.run(goal, max_evaluations)
     elif reference is None:

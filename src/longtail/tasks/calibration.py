@@ -24,6 +24,7 @@ from longtail.methods import PostHocMethod
 from longtail.metrics.scores import Metrics, evaluate_chunks, evaluate_logits
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
+from longtail.posthoc.heads import LinearHead
 from longtail.runs.folder import MODEL_FILE, RUN_FILE
 
 CALIBRATION_FILE = "calibration.json"
@@ -122,7 +123,7 @@ def write_calibration(
         method=name,
         title=known.title,
         paper=known.paper,
-        settings=method.get_params(),
+        settings=_plain(method.get_params()),
         chosen=method.chosen_,
         parameters=getattr(method, "n_parameters_", None),
         fitted_on=FittedOn.of(fitted_on),
@@ -160,4 +161,8 @@ def write_scores(folder: Path, scores: list[Comparison], model: str | None) -> N
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist() if value.ndim <= 1 else f"array of shape {value.shape}, see the weights"
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, LinearHead):
+        return f"linear head of shape {value.weight.shape}, folded into the weights"
     return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,259 @@
+"""HALO, held-out adjusted logits: a stack of linear heads mixed on unseen images, for any target distribution.
+
+A network has seen its training images, so a fit on them corrects too little. Five numbers fitted by
+likelihood on a few images it has not seen say how far each of three linear heads is to be believed:
+
+    logits = A eta + l1 (LDA - eta) + l2 (Q - eta) + c log pi + v z(log |W_j|) + log q - log(pi) / 2
+
+eta is the model's own head, LDA and Q are heads on its features (see `heads`), pi the training prior,
+z the standardised log norms of the class vectors. The fit is a posterior at the prior pi^(1/2); the
+last two terms move it to a target prior q: uniform for balanced recognition, pi for recognition as in
+training, any other for a deployment's own classes. All of it is linear in the features: it folds into
+one `nn.Linear`. Where only logits are known, A, c and v are fitted.
+
+Our own method; the measurements stand in docs/results/halo.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from longtail.distributed.world import World
+from longtail.errors import UserError, choose, number, whole_number
+from longtail.outputs.checks import Array
+from longtail.outputs.rows import LogitRows
+from longtail.posthoc.base import FitResult, PostHoc
+from longtail.posthoc.class_statistics import class_statistics
+from longtail.posthoc.cross_fit import Fold, cross_fit
+from longtail.posthoc.crt import require_features
+from longtail.posthoc.heads import LinearHead, balanced_head, lda_head, spread
+from longtail.posthoc.inputs import FitData
+from longtail.posthoc.stack import Held, Stack, sample_weights
+from longtail.posthoc.unseen import require_unseen
+
+NEVER = -1e4  # logit of a class with target prior 0: finite, and below every other
+NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
+
+WAYS = (
+    "hold out a part of the training images (longtail train --validation 0.1; or --validation 0.02 --validation-from "
+    "head, which costs the tail nothing), pass held-out outputs (validation=), or, if the backbone was never trained "
+    'on these images, HALO(held_out="cross-fit")'
+)
+
+
+class HALO(PostHoc):
+    """Held-out adjusted logits.
+
+    Args:
+        target_prior: class frequencies to be right for: "uniform" (balanced recognition), "train" (as in training),
+            or weights or counts (K,); a class of weight 0 is never predicted. `with_target_prior` changes it later.
+        held_out: "validation": the numbers are fitted on the held-out outputs given as `validation`. "cross-fit":
+            for a frozen backbone that was not trained on these images (a linear probe): the heads are fitted anew in
+            folds, and the numbers on the samples each fold left out. Only you can know that; it is never assumed.
+        tolerance: largest entry of the gradient of the balanced head at the end, relative to the start.
+        seed: decides the folds.
+
+    Fitted attributes: `numbers_` (by name), `heads_` (the stack, empty where only logits are known), `log_prior_`
+    (K,), `log_norms_` (K,) standardised, `held_out_` (how unseen samples were come by), `missing_` (classes without
+    an unseen sample), `result_`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.repeat([0, 1], [90, 10])
+    >>> logits = rng.normal(size=(100, 2)) + np.eye(2)[y] + [1.0, -1.0]
+    >>> halo = HALO().fit(logits[::2], y[::2], validation=(logits[1::2], y[1::2]))
+    >>> halo.held_out_
+    'logits alone; 50 held-out samples'
+    """
+
+    def __init__(
+        self,
+        target_prior: Any = "uniform",
+        *,
+        held_out: Literal["validation", "cross-fit"] = "validation",
+        tolerance: float = 1e-3,
+        seed: int = 0,
+    ) -> None:
+        self.target_prior = target_prior
+        self.held_out = held_out
+        self.tolerance = tolerance
+        self.seed = seed
+
+    def check_settings(self) -> None:
+        choose("held_out", self.held_out, ("validation", "cross-fit"))
+        number("tolerance", self.tolerance, above=0)
+        whole_number("seed", self.seed, at_least=0)
+        if isinstance(self.target_prior, str):
+            choose("target_prior", self.target_prior, ("uniform", "train"))
+
+    @property
+    def needs_validation(self) -> bool:
+        return self.held_out == "validation"
+
+    def _fit(self, data: FitData, validation: FitData | None) -> None:
+        self.log_prior_ = np.log(data.class_counts / data.class_counts.sum())
+        log_target(self.target_prior, self.log_prior_)  # what cannot be is refused before anything is computed
+        norms = np.log(data.weight_norms)
+        self.log_norms_ = (norms - norms.mean()) / norms.std() if np.ptp(norms) > 1e-9 else np.zeros(len(norms))
+        self.heads_: dict[str, LinearHead] = {}
+        if self.held_out == "cross-fit":
+            self._cross_fit(data)
+            return
+        if validation is None:
+            raise UserError(f"HALO is fitted on images the network has not seen, and there are none: {WAYS}")
+        require_unseen(data, validation)
+        if data.features is not None and validation.features is not None:
+            self.heads_ = stack_heads(data, data.features, self.tolerance)
+        scores = partial(_model_scores, validation, self.heads_)
+        self._fit_numbers(scores, validation.labels.numpy(), data)
+        kind = "a stack of heads" if self.heads_ else "logits alone"
+        self._describe(f"{kind}; {len(validation.labels)} held-out samples", data)
+
+    def _cross_fit(self, data: FitData) -> None:
+        features = require_features(data.features, self)
+        folds = cross_fit(data, features, partial(stack_heads, tolerance=self.tolerance), seed=self.seed)
+        self.heads_ = stack_heads(data, features, self.tolerance)
+        order = np.concatenate([fold.held for fold in folds])
+        scores = partial(_fold_scores, folds, LogitRows(features), data.world)
+        self._fit_numbers(scores, data.labels.numpy()[order], data)
+        self._describe(f"a stack of heads; cross-fitted in {len(folds)} folds on {len(order)} samples", data)
+
+    def _describe(self, way: str, data: FitData) -> None:
+        present = data.num_classes - len(self.missing_)
+        self.held_out_ = way if present == data.num_classes else f"{way} of {present} of {data.num_classes} classes"
+
+    def _fit_numbers(self, scores: Scores, labels: np.ndarray, train: FitData) -> None:
+        """The mixture, fitted on unseen samples; its softmax is over the classes that have any."""
+        own = np.bincount(labels, minlength=train.num_classes)
+        present, self.missing_ = np.flatnonzero(own > 0), np.flatnonzero(own == 0)
+        if len(present) < 2:
+            raise UserError(f"the held-out samples are of {len(present)} class; HALO needs two classes at least")
+        weights = torch.from_numpy(sample_weights(labels, train.class_counts))
+        place = np.full(train.num_classes, -1)
+        place[present] = np.arange(len(present))
+        codes, columns = torch.from_numpy(place[labels]), torch.from_numpy(present)
+
+        def held() -> Iterator[Held]:
+            for rows, (eta, *others) in scores():
+                mixed = [eta, *(score - eta for score in others)]
+                yield Held(codes[rows], weights[rows], [score[:, columns] for score in mixed])
+
+        known = {"prior": self.log_prior_, **({"norms": self.log_norms_} if self.log_norms_.any() else {})}
+        names = ["model", *self.heads_, *known]
+        vectors = torch.from_numpy(np.stack(list(known.values()))[:, present])
+        solution = Stack(names, held, vectors, train.world).solve()
+        self.numbers_ = dict(zip(names, solution.x.tolist(), strict=True))
+        self.result_ = FitResult.of(solution)
+
+    def with_target_prior(self, target_prior: Any) -> Self:
+        """The same fit for another distribution of classes; nothing is fitted again."""
+        check_is_fitted(self)
+        changed = copy.copy(self)
+        changed.target_prior = target_prior
+        changed.check_settings()
+        log_target(target_prior, self.log_prior_)
+        return changed
+
+    @property
+    def _shift(self) -> np.ndarray:
+        """(K,) what is added to the mixed scores."""
+        numbers = self.numbers_
+        shift = (numbers["prior"] - 0.5) * self.log_prior_ + numbers.get("norms", 0.0) * self.log_norms_
+        return shift + log_target(self.target_prior, self.log_prior_)
+
+    @property
+    def _own_factor(self) -> float:
+        """What the model's own logits are multiplied by."""
+        return self.numbers_["model"] - sum(self.numbers_[name] for name in self.heads_)
+
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        mixed = self._own_factor * logits
+        if self.heads_:
+            width = next(iter(self.heads_.values())).weight.shape[1]
+            inputs = torch.as_tensor(require_features(features, self, width)).to(logits)
+            for name, head in self.heads_.items():
+                mixed = mixed + self.numbers_[name] * head.scores(inputs)
+        shift = self._shift
+        mixed = mixed + torch.from_numpy(shift).to(mixed)
+        never = torch.from_numpy(np.isneginf(shift)).to(mixed.device)
+        return mixed.masked_fill(never, NEVER)
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        check_is_fitted(self)
+        old = torch.zeros(len(weight)) if bias is None else bias.cpu()
+        folded, shift = self._own_factor * weight.cpu().double(), self._shift
+        offset = self._own_factor * old.double() + torch.from_numpy(shift)
+        for name, head in self.heads_.items():
+            folded = folded + self.numbers_[name] * torch.from_numpy(head.weight)
+            offset = offset + self.numbers_[name] * torch.from_numpy(head.bias)
+        never = torch.from_numpy(np.isneginf(shift))
+        folded, offset = folded.masked_fill(never.unsqueeze(1), 0.0), offset.masked_fill(never, NEVER)
+        return folded.to(weight.dtype).to(weight.device), offset.to(weight.dtype).to(weight.device)
+
+    @property
+    def n_parameters_(self) -> int:
+        """The mixed numbers, and those of the balanced head; means and covariance are not trained."""
+        trained = self.heads_["balanced"] if self.heads_ else None
+        return len(self.numbers_) + (0 if trained is None else trained.weight.size + trained.bias.size)
+
+
+# Goes through this process's share of the unseen samples: their places, and scores (B, K) float64, the own head first.
+Scores = Callable[[], Iterator[tuple[slice, list[Tensor]]]]
+
+
+def _model_scores(held: FitData, heads: dict[str, LinearHead]) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Scores of the model itself and of the heads on held-out samples."""
+    features = LogitRows(held.features) if heads else None
+    for rows, chunk in held.rows.chunks(*held.world.share(len(held.labels))):
+        inputs = None if features is None else features.read(rows).double()
+        others = [] if inputs is None else [head.scores(inputs) for head in heads.values()]
+        yield rows, [chunk.double(), *others]
+
+
+def _fold_scores(folds: list[Fold], features: LogitRows, world: World) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Scores of samples by the heads of the fold that left them out, fold by fold."""
+    passed = 0
+    for fold in folds:
+        first, last = world.share(len(fold.held))
+        for rows in features.slices(first, last):
+            scores = fold.scores(features.read(fold.held[rows]).double())
+            yield slice(passed + rows.start, passed + rows.stop), scores
+        passed += len(fold.held)
+
+
+def stack_heads(data: FitData, features: Array, tolerance: float) -> dict[str, LinearHead]:
+    """LDA and the balanced head, centred over classes, on the scale of the model's own logits."""
+    world = data.world
+    statistics = class_statistics(features, data.labels, data.num_classes, world)
+    balanced, _ = balanced_head(features, data.labels, statistics, world, tolerance=tolerance)
+    frequency = torch.from_numpy(data.frequency)[data.labels]
+    own = spread(data.rows, frequency, world) or 1.0
+    heads = {}
+    for name, head in (("lda", lda_head(statistics)), ("balanced", balanced)):
+        centred = head.centred()
+        wide = spread(LogitRows(features), frequency, world, centred)
+        heads[name] = centred.times(own / wide if wide > NOTHING else 0.0)
+    return heads
+
+
+def log_target(target_prior: Any, log_prior: np.ndarray) -> np.ndarray:
+    """Logarithm of a target prior (K,), -inf for a class of weight 0."""
+    if isinstance(target_prior, str):
+        return np.zeros(len(log_prior)) if target_prior == "uniform" else log_prior
+    weights = np.asarray(target_prior, dtype=np.float64)
+    if weights.shape != log_prior.shape:
+        raise UserError(f"target_prior must have one weight per class: shape {log_prior.shape}, not {weights.shape}")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        wrong = int(np.argmax(~np.isfinite(weights) | (weights < 0)))
+        raise UserError(f"target_prior[{wrong}] is {weights[wrong]:g}; weights are finite and at least 0")
+    if not weights.any():
+        raise UserError("target_prior is 0 for every class; at least one must be expected")
+    with np.errstate(divide="ignore"):
+        return np.log(weights / weights.sum())

@@ -1,0 +1,44 @@
+"""Held-out samples must not be training samples: a check of their rows."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from torch import Tensor
+
+from longtail.errors import UserError
+from longtail.outputs.rows import LogitRows
+from longtail.posthoc.inputs import FitData
+
+SHARED = 0.1  # of the held-out rows that may be in the training set by chance: duplicates in a data set
+
+
+def require_unseen(train: FitData, held_out: FitData) -> None:
+    """Refuse held-out samples whose rows (logits, and features where both have them) stand in the training outputs."""
+    both = train.features is not None and held_out.features is not None
+    if both and train.features.shape[1] != held_out.features.shape[1]:  # type: ignore[union-attr]
+        widths = [part.features.shape[1] for part in (train, held_out)]  # type: ignore[union-attr]
+        raise UserError(f"training outputs have {widths[0]} features per sample, held-out outputs {widths[1]}")
+    known, own = (_digests(part, with_features=both) for part in (train, held_out))
+    there = set(known)
+    shared = sum(digest in there for digest in own)
+    if shared > max(SHARED * len(own), 1):
+        raise UserError(
+            f"{shared} of {len(own)} held-out samples are training samples too (their rows are equal); "
+            "a fit on samples the network has seen would be too sure of itself: pass others"
+        )
+
+
+def _digests(data: FitData, *, with_features: bool) -> list[bytes]:
+    features = LogitRows(data.features) if with_features else None
+    found: list[bytes] = []
+    for where, chunk in data.rows.stored.chunks():
+        parts = [_plain(chunk)] if features is None else [_plain(chunk), _plain(features.read(where))]
+        for row in zip(*parts, strict=True):
+            found.append(hashlib.blake2b(b"".join(part.tobytes() for part in row), digest_size=16).digest())
+    return found
+
+
+def _plain(chunk: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(chunk.numpy())

@@ -1,0 +1,379 @@
+"""HALO beside a plain reference, in its limiting cases, and on real features."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from longtail import CRT, HALO, MARC, LogitAdjustment, Outputs, evaluate_logits
+from longtail.distributed.world import SINGLE_PROCESS
+from longtail.errors import UserError
+from longtail.posthoc.class_statistics import class_statistics
+from longtail.posthoc.cross_fit import cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.halo import stack_heads
+from longtail.posthoc.inputs import from_outputs
+from longtail.posthoc.stack import PRIORS, like_training, sample_weights
+
+
+def golden_outputs(case, split):
+    features = case[f"{split}_features"]
+    head = {"head_weight": case["head_weight"], "head_bias": case["head_bias"]}
+    logits = features @ case["head_weight"].T + case["head_bias"]
+    return Outputs(case[f"{split}_labels"], case["class_counts"], logits=logits, features=features, split=split, **head)
+
+
+@pytest.fixture(scope="module")
+def cases(shared):
+    with np.load(shared / "golden" / "halo.npz", allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    found = []
+    for number in range(int(arrays["n_cases"])):
+        prefix = f"case{number}_"
+        found.append({name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)})
+    return found
+
+
+def test_every_step_agrees_with_the_plain_reference(cases):
+    for case in cases:
+        train, held_out, test = (golden_outputs(case, split) for split in ("train", "validation", "test"))
+        labels = torch.from_numpy(case["train_labels"].astype(np.int64))
+        statistics = class_statistics(case["train_features"], labels, len(case["class_counts"]))
+        np.testing.assert_allclose(statistics.covariance, case["covariance"], atol=1e-7)
+        halo = HALO(tolerance=1e-9).fit(train, validation=held_out)
+        for name, key in (("lda", "lda"), ("balanced", "q")):
+            np.testing.assert_allclose(halo.heads_[name].weight, case[f"{key}_weight"], atol=1e-5)
+            np.testing.assert_allclose(halo.heads_[name].bias, case[f"{key}_bias"], atol=1e-5)
+        assert list(halo.numbers_) == ["model", "lda", "balanced", "prior", "norms"]
+        np.testing.assert_allclose(list(halo.numbers_.values()), case["numbers"], atol=1e-6)
+        logits = halo.transform(test)
+        centred = logits - logits.mean(1, keepdims=True)
+        np.testing.assert_allclose(centred, case["logits_uniform"], atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def golden_case(cases):
+    return tuple(golden_outputs(cases[1], split) for split in ("train", "validation", "test"))
+
+
+def test_arrays_give_what_outputs_give(golden_case):
+    train, held_out, test = golden_case
+    by_outputs = HALO().fit(train, validation=held_out)
+    norms = np.linalg.norm(train.head_weight, axis=1)
+    by_arrays = HALO().fit(
+        train.logits,
+        train.labels,
+        features=train.features,
+        weight_norms=norms,
+        validation=(held_out.logits, held_out.labels, held_out.features),
+    )
+    assert by_arrays.numbers_ == pytest.approx(by_outputs.numbers_, abs=1e-6)
+    np.testing.assert_allclose(by_arrays.transform(test.logits, test.features), by_outputs.transform(test), atol=1e-4)
+
+
+def test_it_folds_into_one_linear_layer(golden_case):
+    train, held_out, test = golden_case
+    halo = HALO().fit(train, validation=held_out)
+    linear = nn.Linear(*reversed(train.head_weight.shape))
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(train.head_weight))
+        linear.bias.copy_(torch.from_numpy(train.head_bias))
+    for prior in ("uniform", "train", np.arange(12.0)):
+        changed = halo.with_target_prior(prior)
+        layer = changed.head(linear)
+        assert type(layer) is nn.Linear
+        folded = layer(torch.from_numpy(test.features).float()).detach().numpy()
+        np.testing.assert_allclose(folded, changed.transform(test), atol=1e-3, rtol=1e-4)
+
+
+def test_a_target_prior_moves_the_logits_by_its_logarithm(golden_case):
+    train, held_out, test = golden_case
+    uniform = HALO().fit(train, validation=held_out)
+    weights = np.arange(1.0, 13.0)
+    refitted = HALO(weights).fit(train, validation=held_out)
+    changed = uniform.with_target_prior(weights)
+    np.testing.assert_allclose(changed.transform(test), refitted.transform(test), atol=1e-6)
+    moved = changed.transform(test) - uniform.transform(test)
+    np.testing.assert_allclose(moved, np.broadcast_to(np.log(weights / weights.sum()), moved.shape), atol=1e-4)
+    as_trained = uniform.with_target_prior("train").transform(test) - uniform.transform(test)
+    np.testing.assert_allclose(as_trained[0], np.log(train.class_counts / train.class_counts.sum()), atol=1e-4)
+    assert uniform.target_prior == "uniform"
+
+
+def test_a_class_of_weight_zero_is_never_predicted(golden_case):
+    train, held_out, test = golden_case
+    weights = np.ones(12)
+    weights[:3] = 0
+    halo = HALO(weights).fit(train, validation=held_out)
+    assert set(halo.predict(test)) <= set(range(3, 12))
+    assert np.isfinite(halo.transform(test)).all()
+    assert halo.predict_proba(test)[:, :3].max() == 0
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ([1.0, 2.0], r"one weight per class: shape \(12,\), not \(2,\)"),
+        (-np.arange(12.0), r"target_prior\[1\] is -1; weights are finite and at least 0"),
+        (np.full(12, np.nan), r"target_prior\[0\] is nan"),
+        (np.zeros(12), "0 for every class"),
+        ("balanced", "unknown target_prior 'balanced'; choose from: uniform, train"),
+    ],
+)
+def test_priors_that_cannot_be_are_named(golden_case, prior, message):
+    train, held_out, _ = golden_case
+    with pytest.raises(UserError, match=message):
+        HALO(prior).fit(train, validation=held_out)
+    with pytest.raises(UserError, match=message):
+        HALO().fit(train, validation=held_out).with_target_prior(prior)
+
+
+def test_without_unseen_samples_it_refuses_and_says_the_ways(golden_case):
+    train, held_out, _ = golden_case
+    with pytest.raises(UserError, match=r"--validation 0\.1.*--validation-from head.*validation=.*cross-fit"):
+        HALO().fit(train)
+    with pytest.raises(UserError, match="768 of 768 held-out samples are training samples too"):
+        HALO().fit(train, validation=train)
+    some = Outputs(
+        np.concatenate([held_out.labels, train.labels[:40]]),
+        train.class_counts,
+        logits=np.concatenate([held_out.logits, train.logits[:40]]),
+        features=np.concatenate([held_out.features, train.features[:40]]),
+        split="validation",
+    )
+    with pytest.raises(UserError, match="40 of 115 held-out samples are training samples too"):
+        HALO().fit(train, validation=some)
+
+
+def naive_numbers(names, scores, vectors, labels, weights):
+    """The same fit by plain BFGS on the formula."""
+    means = np.array([PRIORS[name].mean for name in names])
+    deviations = np.array([PRIORS[name].deviation for name in names])
+
+    def value(x):
+        logits = sum(number * score for number, score in zip(x, scores, strict=False))
+        logits = logits + x[len(scores) :] @ vectors
+        highest = logits.max(1)
+        log_sum = highest + np.log(np.exp(logits - highest[:, None]).sum(1))
+        losses = log_sum - logits[np.arange(len(labels)), labels]
+        return weights @ losses + 0.5 * np.square((x - means) / deviations).sum()
+
+    return minimize(value, means, method="BFGS", options={"gtol": 1e-8}).x
+
+
+def test_logits_alone_are_scaled_and_shifted_by_the_prior(golden_case):
+    train, held_out, test = golden_case
+    halo = HALO().fit(train.logits, train.labels, validation=(held_out.logits, held_out.labels))
+    assert halo.held_out_ == "logits alone; 75 held-out samples"
+    assert list(halo.numbers_) == ["model", "prior"]
+    log_prior = np.log(train.class_counts / train.class_counts.sum())
+    weights = sample_weights(held_out.labels, train.class_counts)
+    expected = naive_numbers(["model", "prior"], [held_out.logits], log_prior[None], held_out.labels, weights)
+    assert list(halo.numbers_.values()) == pytest.approx(expected, abs=1e-5)
+    by_hand = expected[0] * test.logits + (expected[1] - 0.5) * log_prior
+    np.testing.assert_allclose(halo.transform(test.logits), by_hand, atol=1e-4)
+    norms = np.linalg.norm(train.head_weight, axis=1)
+    known = HALO().fit(train.logits, train.labels, weight_norms=norms, validation=(held_out.logits, held_out.labels))
+    assert list(known.numbers_) == ["model", "prior", "norms"]
+
+
+def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case):
+    train, held_out, _ = golden_case
+    kept = held_out.labels < 6
+    head_only = Outputs(
+        held_out.labels[kept],
+        train.class_counts,
+        logits=held_out.logits[kept],
+        features=held_out.features[kept],
+        split="validation",
+    )
+    halo = HALO().fit(train, validation=head_only)
+    assert halo.missing_.tolist() == [6, 7, 8, 9, 10, 11]
+    assert halo.held_out_ == "a stack of heads; 69 held-out samples of 6 of 12 classes"
+    features = head_only.features
+    eta = head_only.logits
+    scores = [eta, *((features @ head.weight.T + head.bias) - eta for head in halo.heads_.values())]
+    log_prior = np.log(train.class_counts / train.class_counts.sum())
+    expected = naive_numbers(
+        list(halo.numbers_),
+        [score[:, :6] for score in scores],
+        np.stack([log_prior, halo.log_norms_])[:, :6],
+        head_only.labels,
+        sample_weights(head_only.labels, train.class_counts),
+    )
+    assert list(halo.numbers_.values()) == pytest.approx(expected, abs=1e-4)
+    one = kept & (held_out.labels == 0)
+    with pytest.raises(UserError, match="held-out samples are of 1 class; HALO needs two classes"):
+        HALO().fit(train, validation=(held_out.logits[one], held_out.labels[one], held_out.features[one]))
+
+
+def test_weights_go_by_the_samples_own_counts_where_these_are_not_those_of_training():
+    counts = np.array([400, 100, 25])
+    labels = np.repeat([0, 1, 2], [40, 10, 2])
+    assert like_training(np.bincount(labels), counts)
+    weights = sample_weights(labels, counts)
+    effective = weights.sum() ** 2 / np.square(weights).sum()
+    assert weights.sum() == pytest.approx(effective)
+    np.testing.assert_allclose(weights / weights[0], (counts / 400.0)[labels] ** -0.5)
+    balanced = np.repeat([0, 1, 2], 30)
+    assert not like_training(np.bincount(balanced), counts)
+    weights = sample_weights(balanced, counts)
+    np.testing.assert_allclose(weights / weights[0], np.sqrt(counts / 400.0)[balanced])
+
+
+@pytest.mark.parametrize("sizes", [[30, 30, 30, 30], [6, 15, 40, 90], [90, 40, 15, 6], [200, 5, 5, 5]])
+def test_the_distribution_of_the_held_out_samples_hardly_matters(sizes):
+    """Balanced, reversed or otherwise imbalanced: with weights for their own counts the answer is about the same."""
+    rng = np.random.default_rng(0)
+    counts = np.array([800, 200, 60, 15])
+
+    def draw(sizes, noise):
+        labels = np.repeat(np.arange(4), sizes)
+        return noise * rng.normal(size=(len(labels), 4)) + 2 * np.eye(4)[labels] + 0.5 * np.log(counts), labels
+
+    train, truth = draw(counts, 0.8), draw([3000] * 4, 1.5)
+    before = evaluate_logits(*truth, counts).balanced
+    halo = HALO().fit(*train, validation=draw(sizes, 1.5))
+    best = LogitAdjustment(tau=0.5).fit(*train)
+    oracle = evaluate_logits(best.transform(truth[0]), truth[1], counts).balanced
+    after = evaluate_logits(halo.transform(truth[0]), truth[1], counts).balanced
+    assert after > before + 0.5 * (oracle - before)
+    assert after > oracle - 0.03
+
+
+def test_real_features_of_cifar(cifar_features):
+    """A tenth of the test images, long-tailed, serve as held-out ones: better than MARC, and honest."""
+    data = cifar_features
+    counts = np.bincount(data["y"])
+    head = {"head_weight": data["weight"], "head_bias": data["bias"]}
+    train = Outputs(data["y"], counts, logits=data["views"][0], features=data["view_features"][0], **head)
+    marc, gains, errors = MARC().fit(train), [], []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        rows = [rng.permutation(np.flatnonzero(data["test_y"] == c))[: round(counts[c] / 10)] for c in range(10)]
+        held, rest = np.concatenate(rows), np.setdiff1d(np.arange(10_000), np.concatenate(rows))
+        halo = HALO().fit(train, validation=_rows(data, counts, held))
+        test = _rows(data, counts, rest)
+        scores = [evaluate_logits(method.transform(test), test.labels, counts) for method in (halo, marc)]
+        gains.append(100 * (scores[0].balanced - scores[1].balanced))
+        errors.append(100 * scores[0].ece)
+    assert np.mean(gains) > 0.2  # 0.45 over many draws: docs/results/halo
+    assert np.mean(errors) < 3
+
+
+def _rows(data, counts, rows):
+    head = {"head_weight": data["weight"], "head_bias": data["bias"]}
+    logits, features = data["test"][rows], data["test_features"][rows]
+    return Outputs(data["test_y"][rows], counts, logits=logits, features=features, split="validation", **head)
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    """Features of a frozen backbone, a head that fits its training samples completely, and fresh samples."""
+    rng = np.random.default_rng(0)
+    counts, width = np.array([120, 60, 30, 15, 8, 5]), 40
+    centres = 1.1 * rng.normal(size=(6, width))
+
+    def draw(sizes):
+        labels = np.repeat(np.arange(6), sizes)
+        return (centres[labels] + 2.2 * rng.normal(size=(len(labels), width))).astype(np.float32), labels
+
+    features, labels = draw(counts)
+    torch.manual_seed(0)
+    linear = nn.Linear(width, 6)
+    optimizer = torch.optim.LBFGS(linear.parameters(), max_iter=100)
+
+    def loss():
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(linear(torch.from_numpy(features)), torch.from_numpy(labels))
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    weight, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    head = {"class_counts": counts, "head_weight": weight, "head_bias": bias}
+
+    def outputs(features, labels, split):
+        return Outputs(labels, logits=features @ weight.T + bias, features=features, split=split, **head)
+
+    return outputs(features, labels, "train"), outputs(*draw([400] * 6), "test")
+
+
+def test_cross_fitting_helps_where_the_head_has_fitted_its_samples(frozen):
+    train, test = frozen
+    assert (train.logits.argmax(1) == train.labels).mean() == 1
+    halo = HALO(held_out="cross-fit").fit(train)
+    assert halo.held_out_ == "a stack of heads; cross-fitted in 5 folds on 238 samples"
+    scores = {
+        name: evaluate_logits(logits, test.labels, test.class_counts)
+        for name, logits in {
+            "softmax": test.logits,
+            "marc": MARC().fit(train).transform(test),
+            "halo": halo.transform(test),
+        }.items()
+    }
+    assert scores["halo"].balanced > scores["softmax"].balanced + 0.05
+    assert scores["halo"].balanced > scores["marc"].balanced + 0.05
+    assert scores["halo"].ece < 0.5 * scores["softmax"].ece
+    again = HALO(held_out="cross-fit").fit(train)
+    np.testing.assert_array_equal(again.transform(test), halo.transform(test))
+
+
+def test_folds_leave_out_every_sample_once_and_never_the_only_one_of_a_class(frozen):
+    train, _ = frozen
+    data = from_outputs(train)
+    folds = cross_fit(data, train.features, lambda part, features: {}, seed=3)
+    held = np.concatenate([fold.held for fold in folds])
+    assert sorted(held) == list(range(len(train)))
+    for fold in folds:
+        kept = np.setdiff1d(np.arange(len(train)), fold.held)
+        assert set(train.labels[kept]) == set(range(6))
+    single = Outputs(
+        np.append(train.labels[train.labels < 5], 5),
+        np.array([120, 60, 30, 15, 8, 1]),
+        logits=np.concatenate([train.logits[train.labels < 5], train.logits[-1:]]),
+        features=np.concatenate([train.features[train.labels < 5], train.features[-1:]]),
+    )
+    folds = cross_fit(from_outputs(single), single.features, lambda part, features: {}, seed=3)
+    assert len(single) - 1 not in np.concatenate([fold.held for fold in folds])
+
+
+def test_the_own_head_is_fitted_anew_to_the_loss_it_has(frozen):
+    train, _ = frozen
+    labels = torch.from_numpy(train.labels)
+    for loss in (0.5, 0.05, mean_loss(from_outputs(train))):
+        head = head_of_loss(train.features, labels, 6, loss, SINGLE_PROCESS)
+        reached = nn.functional.cross_entropy(head.scores(torch.from_numpy(train.features).double()), labels)
+        assert float(reached) == pytest.approx(loss, rel=0.15, abs=1e-6)
+    nothing = head_of_loss(train.features, labels, 6, 5.0, SINGLE_PROCESS)  # worse than chance
+    assert np.abs(nothing.weight).max() == 0
+
+
+def test_cross_fitting_needs_features():
+    rng = np.random.default_rng(0)
+    with pytest.raises(UserError, match="HALO needs features"):
+        HALO(held_out="cross-fit").fit(rng.normal(size=(40, 4)), np.arange(40) % 4)
+
+
+def test_features_that_say_nothing_leave_the_model_as_it_is():
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(3), [60, 20, 6])
+    logits = 2 * np.eye(3)[y] + rng.normal(size=(86, 3))
+    held = 2 * np.eye(3)[y] + rng.normal(size=(86, 3))
+    halo = HALO().fit(logits, y, features=np.ones((86, 5)), validation=(held, y, np.ones((86, 5))))
+    assert np.isfinite(halo.transform(logits, np.ones((86, 5)))).all()
+    assert all(np.abs(head.weight).max() == 0 for head in halo.heads_.values())
+
+
+def test_the_balanced_head_costs_no_more_passes_than_crt(cifar_features):
+    data = cifar_features
+    counts = np.bincount(data["y"])
+    train = from_outputs(Outputs(data["y"], counts, logits=data["views"][0], features=data["view_features"][0]))
+    from longtail.posthoc.heads import balanced_head
+
+    statistics = class_statistics(train.features, train.labels, 10)
+    _, solution = balanced_head(train.features, train.labels, statistics)
+    crt = CRT().fit(data["views"][0], data["y"], features=data["view_features"][0])
+    assert solution.converged
+    assert solution.evaluations <= crt.n_iter_
+    assert set(stack_heads(train, train.features, 1e-3)) == {"lda", "balanced"}
