@@ -54,6 +54,7 @@ def calibrate_run(
         raise UserError(f"{folder} is the run itself; choose another --out")
     require_free(folder, overwrite=overwrite)
     method.check_settings()
+    few = chosen_images(images_per_class, method, run.class_counts, seed)
     if method.needs_validation and "validation" not in run.split_sizes:
         raise UserError(
             f"{known.title} needs images the network has not seen, and {run.folder} held none out; "
@@ -61,7 +62,6 @@ def calibrate_run(
         )
     held_out = {split: extractor.outputs(split) for split in ("validation", "test") if split in run.split_sizes}
     validation = held_out.get("validation")
-    few = chosen_images(images_per_class, method, run.class_counts, seed)
     if few and not method.fitted_on_unseen:
         taken = np.minimum(run.class_counts, few.most).sum()
         extractor.display.line(
