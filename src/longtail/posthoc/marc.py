@@ -32,7 +32,7 @@ from longtail.posthoc.solver import Solution, minimise
 
 PAPER_GAMMA = 1.2
 RELEASE_WARMUP = 800  # steps
-ENOUGH_IMAGES, FEWEST_IMAGES = 800, 40
+ENOUGH_IMAGES, FEWEST_IMAGES = 800, 50
 
 
 def class_weights(class_counts: np.ndarray, gamma: float) -> np.ndarray:
