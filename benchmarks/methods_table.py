@@ -19,11 +19,11 @@ def results(name: str) -> tuple[dict[str, dict], int]:
     if not path.is_file():
         return {}, 0
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return {row["method"]: row for row in rows}, rows[0]["seeds"]
+    return {row["method"]: row for row in rows}, len(rows[0]["seeds"])
 
 
 def score(row: dict | None) -> str:
-    """Overall (few-shot or, where there is none, medium-shot)."""
+    """Balanced accuracy (few-shot or, where there is none, medium-shot)."""
     if row is None:
         return ""
     tail = row["scores"]["few"] or row["scores"]["medium"]

@@ -28,6 +28,7 @@ assert_type(longtail.calibrate(Net(), []), tuple[Net, longtail.MARC])
 assert_type(longtail.calibrate(Net(), [], longtail.LWS())[1], longtail.LWS)
 assert_type(longtail.evaluate_logits(logits, labels, [2, 2]), longtail.metrics.Metrics)
 assert_type(longtail.open_splits("digits-lt"), longtail.data.Splits)
+assert_type(longtail.class_counts(labels), torch.Tensor)
 longtail.posthoc.MARC, longtail.backbones.build_backbone, longtail.losses.LDAM, longtail.networks.BBN
 """
 # Line → what a type checker says of it.

@@ -13,6 +13,7 @@ from longtail.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from longtail import backbones, data, losses, metrics, networks, posthoc, sklearn
     from longtail.config import TrainConfig
+    from longtail.data.counts import class_counts
     from longtail.data.open import open_splits
     from longtail.errors import UserError
     from longtail.exports import export
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from longtail.metrics.scores import evaluate_logits, evaluate_predictions
     from longtail.networks.head import find_head
     from longtail.outputs.record import Outputs
+    from longtail.posthoc.auto import Auto
     from longtail.posthoc.crt import CRT
     from longtail.posthoc.disalign import DisAlign
     from longtail.posthoc.halo import HALO
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from longtail.posthoc.platt import PlattScaling
     from longtail.posthoc.scaling import MatrixScaling, TemperatureScaling, VectorScaling
     from longtail.posthoc.tau_norm import TauNorm
+    from longtail.posthoc.tempered import Tempered
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
     from longtail.tasks.calibrate import calibrate
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 else:
     # Name → where it is at home; the same as above.
     _HOMES = {
+        "Auto": "posthoc.auto",
         "CRT": "posthoc.crt",
         "DisAlign": "posthoc.disalign",
         "HALO": "posthoc.halo",
@@ -53,11 +57,13 @@ else:
         "RECIPES": "recipes",
         "Run": "runs.folder",
         "TauNorm": "posthoc.tau_norm",
+        "Tempered": "posthoc.tempered",
         "TemperatureScaling": "posthoc.scaling",
         "TrainConfig": "config",
         "UserError": "errors",
         "VectorScaling": "posthoc.scaling",
         "calibrate": "tasks.calibrate",
+        "class_counts": "data.counts",
         "compare": "tasks.compare",
         "diagnose": "tasks.diagnose",
         "distribution": "tasks.class_distribution",
@@ -93,6 +99,7 @@ __all__ = [
     "LWS",
     "MARC",
     "RECIPES",
+    "Auto",
     "DisAlign",
     "LogitAdjustment",
     "MatrixScaling",
@@ -101,11 +108,13 @@ __all__ = [
     "Run",
     "TauNorm",
     "TemperatureScaling",
+    "Tempered",
     "TrainConfig",
     "UserError",
     "VectorScaling",
     "backbones",
     "calibrate",
+    "class_counts",
     "compare",
     "data",
     "diagnose",

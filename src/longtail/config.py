@@ -35,6 +35,8 @@ class DataConfig:
     """Let the seed decide which classes are head and which are tail, instead of the data set's order."""
     validation: float = 0.1
     """Share of every class's training images held out for validation; 0 for none."""
+    validation_from: Literal["every", "head"] = "every"
+    """Classes that give validation images: 'every' class, or the larger half ('head'), which costs the tail nothing."""
     skip_broken: bool = False
     """Leave out images that cannot be read, and count them, instead of stopping."""
     seed: int = 0
@@ -66,7 +68,7 @@ class TrainConfig(DataConfig):
     iterations: int | None = None
     """Length of training in batches."""
     batch_size: int = 128
-    """Images per step, over all processes."""
+    """Images per step and stream of images (BBN has two, Hybrid-SC three), over all processes."""
     accumulate: int = 1
     """Work each batch in this many parts to save memory."""
     lr: float = 0.1
@@ -147,3 +149,10 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """Settings that change the result and differ: 'lr: 0.1 → 0.2'."""
     before, after = comparable(old), comparable(new)
     return [f"{name}: {before[name]} → {after[name]}" for name in before if before[name] != after[name]]
+
+
+def describe(config: TrainConfig) -> str:
+    """Data, tail, network and length of training in one line."""
+    tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
+    length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
+    return f"{config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from longtail.losses import (
     Seesaw,
     WeightedCrossEntropy,
 )
+from longtail.losses.base import Loss
 from longtail.networks.bbn import BBN, BBNObjective
 from longtail.networks.causal_norm import CausalNorm, CausalNormObjective
 from longtail.networks.classifier import Classifier, classifier_of_form
@@ -53,7 +54,7 @@ class TrainMethod:
         paper: where it comes from.
         objective: class_counts (K,) and options → what is minimised.
         model: backbone, class_counts (K,) and options → the network.
-        samplers: one stream of images each; several streams share the batch. Two streams of one name
+        samplers: one stream of images each; a step draws a full batch of each. Two streams of one name
             show the same images, augmented differently.
         needs: what it asks for beyond images and labels.
     """
@@ -74,12 +75,17 @@ class TrainMethod:
 
 
 def of_loss(loss: type[nn.Module]) -> Callable[..., Objective]:
-    """The objective of a loss `Loss(class_counts, *, …)` on plain batches, with its options."""
+    """The objective of a loss `Loss(class_counts, *, …)` on plain batches, with its options.
+
+    How losses of samples become one number, and that none is ignored, is the business of training.
+    """
 
     def build(class_counts: Tensor, **options: object) -> Objective:
         return LossObjective(loss(class_counts, **options))
 
-    build.__signature__ = inspect.signature(loss)  # type: ignore[attr-defined]
+    signature, training = inspect.signature(loss), inspect.signature(Loss).parameters
+    own = [parameter for name, parameter in signature.parameters.items() if name not in training]
+    build.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
     return build
 
 
@@ -269,6 +275,14 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         trains="pK + K + 5",
         needs="features, validation split",
     ),
+    "auto": PostHocMethod(
+        "Auto",
+        "decision boundary",
+        "the method that held-out images speak for, this library's own",
+        "Auto",
+        trains="as its choice",
+        needs="validation split",
+    ),
     "temperature": PostHocMethod(
         "Temperature scaling",
         "confidence",
@@ -334,9 +348,14 @@ def build_posthoc(
 
 def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocMethod, str]:
     """What the table says of a method, and its name; somebody's own class is described by its name alone."""
+    from longtail.posthoc.tempered import Tempered
+
     kind = type(method).__name__
     for known, entry in POSTHOC_METHODS.items():
         if entry.class_name == kind and entry.estimator is type(method):
             return entry, name or known
+    if isinstance(method, Tempered):
+        inner, first = describe_posthoc(method.method, name)
+        return replace(inner, title=f"{inner.title} + temperature", trains=f"{inner.trains} + 1"), first
     own = PostHocMethod(kind, OWN_FAMILY, "", kind, trains="")
     return own, name or kind.lower()

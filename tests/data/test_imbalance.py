@@ -95,3 +95,14 @@ def test_the_seed_decides_which_few_and_every_image_can_be_chosen():
     assert {row for rows in draws for row in rows.tolist()} == set(range(33))
     with pytest.raises(UserError, match="images_per_class must be a whole number of at least 1, not 0"):
         Few(0)
+
+
+@pytest.mark.parametrize("sizes", [[50, 30, 20, 9, 4], [7, 7], [3, 90, 40, 2]])
+def test_images_held_out_of_the_head_cost_the_tail_nothing(sizes):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    train, validation = validation_indices(labels, 0.1, 0, only_head=True)
+    held = np.bincount(labels[validation], minlength=len(sizes))
+    larger = np.argsort(-np.array(sizes), kind="stable")[: (len(sizes) + 1) // 2]
+    assert sorted(np.flatnonzero(held)) == sorted(larger)
+    np.testing.assert_array_equal(held[larger], [max(round(0.1 * sizes[label]), 1) for label in larger])
+    assert sorted([*train, *validation]) == list(range(len(labels)))

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,14 @@ def test_limits():
 def test_rare_means_a_smaller_share_than_the_threshold():
     assert Equalization([990, 5, 5], threshold=0.005).rare.tolist() == [False, False, False]
     assert Equalization([991, 5, 4], threshold=0.005).rare.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(("name", "rare", "rare_by_lvis"), [("cifar10", 1, 0), ("cifar100", 52, 30)])
+def test_the_default_threshold_is_that_of_cifar(shared, name, rare, rare_by_lvis):
+    counts = json.loads((shared / "golden" / "class_counts" / f"{name}_exp_ir100.json").read_text())
+    assert Equalization(counts).threshold == 0.005
+    assert Equalization(counts).rare.sum().item() == rare
+    assert Equalization(counts, threshold=0.00177).rare.sum().item() == rare_by_lvis
 
 
 def test_every_element_is_drawn_by_itself_from_the_global_generator():

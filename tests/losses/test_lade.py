@@ -20,7 +20,7 @@ def test_agrees_with_the_authors_code(golden, agree):
         for number, (remine_lambda, alpha) in enumerate(pairs):
             loss = LADE(case["class_counts"], alpha=alpha, remine_lambda=remine_lambda)
             agree(
-                lambda z, loss=loss, y=target: loss.regulariser(z, y),
+                lambda z, loss=loss, y=target: loss.regulariser(loss.samples(z, y)),
                 case["logits"],
                 case["lade_loss"][number],
                 case["lade_grad_logits"][number],

@@ -70,6 +70,57 @@ def test_anchors_without_a_positive_count_as_zero():
     assert SupCon()(features, pair).item() > 0
 
 
+@pytest.mark.parametrize("anchors", ["all", "first"])
+def test_mean_and_sum_are_those_of_the_anchors(anchors):
+    features, target = torch.from_numpy(unit_features(views=3)), torch.tensor([0, 1, 0, 2, 1, 0])
+    each = SupCon(anchors=anchors, reduction="none")(features, target)
+    assert each.shape == (6, 3 if anchors == "all" else 1)
+    assert SupCon(anchors=anchors, reduction="sum")(features, target).item() == pytest.approx(each.sum().item())
+    assert SupCon(anchors=anchors)(features, target).item() == pytest.approx(each.mean().item())
+    # The loss of one anchor, by the formula: view 1 of sample 3, of which only its own views are positives.
+    rows = features.transpose(0, 1).reshape(18, 4)
+    similarity = (rows @ features[3, 1] / 0.1).exp()
+    own, others = [similarity[3], similarity[15]], similarity.sum() - similarity[9]
+    expected = -sum((value / others).log() for value in own) / 2
+    if anchors == "all":
+        assert each[3, 1].item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("anchors", ["all", "first"])
+@pytest.mark.parametrize("ignore_index", [-100, 1, 255])
+def test_ignored_samples_are_as_if_they_were_not_there(anchors, ignore_index):
+    target = torch.tensor([0, ignore_index, 0, 2, ignore_index, 0])
+    kept = target != ignore_index
+    for reduction in ("mean", "sum", "none"):
+        loss = SupCon(anchors=anchors, reduction=reduction, ignore_index=ignore_index)
+        features = torch.from_numpy(unit_features()).requires_grad_()
+        value = loss(features, target)
+        expected = loss(features[kept], target[kept])
+        torch.testing.assert_close(value[kept] if reduction == "none" else value, expected)
+        (gradient,) = torch.autograd.grad(value.sum(), features, retain_graph=True)
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), features)[0])
+        assert (gradient[~kept] == 0).all()
+
+
+def test_masks_of_bytes_are_class_numbers():
+    features, target = torch.from_numpy(unit_features()), torch.tensor([0, 156, 0, 2, 156, 0])
+    assert SupCon()(features, target.byte()).item() == SupCon()(features, target).item()
+
+
+def test_an_anchor_that_is_left_alone_counts_as_zero():
+    features = torch.from_numpy(unit_features(views=1)).requires_grad_()
+    value = SupCon()(features, torch.tensor([3, -100, -100, -100, -100, -100]))
+    value.backward()
+    assert value.item() == 0
+    assert (features.grad == 0).all()
+
+
+def test_it_compiles_to_one_graph():
+    features, target = torch.from_numpy(unit_features()), torch.tensor([0, 1, 0, -100, 1, 0])
+    compiled = torch.compile(SupCon(anchors="first"), fullgraph=True, backend="aot_eager")
+    assert compiled(features, target).item() == pytest.approx(SupCon(anchors="first")(features, target).item())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_extremes_are_finite(dtype):
     for features in (torch.ones(4, 2, 3), torch.zeros(4, 2, 3), 1e3 * torch.eye(4, 3).unsqueeze(1)):
@@ -113,8 +164,10 @@ def test_bad_batches_are_named(features, target, message):
         ({"temperature": 0}, "temperature must be a number, above 0, not 0"),
         ({"base_temperature": -1}, "base_temperature must be a number"),
         ({"anchors": "one"}, "unknown anchors 'one'; choose from: all, first"),
+        ({"reduction": "avg"}, "unknown reduction 'avg'; choose from: mean, sum, none"),
+        ({"ignore_index": 0.5}, "ignore_index must be a whole number, not 0.5"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"^{message}"):
         SupCon(**settings)

@@ -34,7 +34,7 @@ METHODS = [
     ("equalization", {"threshold": "0.1"}),
     ("balanced-softmax", {}),
     ("seesaw", {"p": "0.5", "q": "1"}),
-    ("logit-adjusted", {"tau": "0.5"}),
+    ("logit-adjusted", {"tau": "0.5", "label_smoothing": "0.1"}),
 ]
 
 
@@ -109,6 +109,9 @@ def test_options_on_the_command_line(tmp_path, capsys):
         ("class-balanced", ["form", "sigmoids"], "unknown form 'sigmoids' (did you mean 'sigmoid'?)"),
         ("balanced-softmax", ["tau", "1"], "unknown option 'tau'"),
         ("seesaw", ["p", "none"], "p must be a number, at least 0, not None"),
+        ("lade", ["label_smoothing", "0.1"], "LADE takes no label_smoothing: its regulariser takes means over"),
+        ("cbw", ["reduction", "sum"], "unknown option 'reduction'; choose from: divide_by, label_smoothing"),
+        ("cbw", ["ignore_index", "3"], "unknown option 'ignore_index'"),
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_two(tmp_path, capsys, method, options, message):

@@ -237,7 +237,7 @@ def test_extreme_logits_and_one_sample_per_class_stay_finite(name):
     logits = (1e4 * rng.choice([-1, 1], size=(4, 4))).astype(np.float32)
     features = rng.normal(size=(4, 6)).astype(np.float32)
     options = {"tau-norm": {"tau": "1"}, "disalign": {"max_iter": "200"}}.get(name, {})
-    unseen = {"validation": (-logits, np.arange(4), features + 1)} if name == "halo" else {}
+    unseen = {"validation": (-logits, np.arange(4), features + 1)} if name in ("halo", "auto") else {}
     method = build_posthoc(name, options).fit(logits, np.arange(4), features=features, **unseen)
     assert np.isfinite(method.transform(logits, features)).all()
     assert np.isfinite(method.predict_proba(logits, features)).all()

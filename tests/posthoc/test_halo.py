@@ -117,7 +117,7 @@ def test_a_class_of_weight_zero_is_never_predicted(golden_case):
         (-np.arange(12.0), r"target_prior\[1\] is -1; weights are finite and at least 0"),
         (np.full(12, np.nan), r"target_prior\[0\] is nan"),
         (np.zeros(12), "0 for every class"),
-        ("balanced", "unknown target_prior 'balanced'; choose from: uniform, train"),
+        ("balanced", "target_prior must be uniform, train, weights per class or a CSV file, not balanced"),
     ],
 )
 def test_priors_that_cannot_be_are_named(golden_case, prior, message):

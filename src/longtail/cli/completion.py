@@ -11,6 +11,7 @@ from longtail.cli.option_names import ALWAYS, Word, words_of
 from longtail.cli.parsing import Output
 from longtail.data.sources import SOURCES
 from longtail.recipes import RECIPES
+from longtail.report.paper import ITEMS
 
 # Commands whose first word may be a recipe.
 OF_RECIPES = ("train", "compare", "distribution")
@@ -49,10 +50,10 @@ def _command(name: str, summary: str) -> Command:
         for word in words_of(kind)
     ]
     options = [word for word in words if word.name.startswith("--")]
-    if name in ("train", "compare"):
+    if name in ("train", "compare", "reproduce"):
         options.append(CONFIG)
     options += [Word(option, takes_value=False, is_path=False) for option in ALWAYS]
-    first = tuple(RECIPES) if name in OF_RECIPES else ()
+    first = tuple(RECIPES) if name in OF_RECIPES else tuple(ITEMS) if name == "reproduce" else ()
     first += tuple(choice for word in words if not word.name.startswith("--") for choice in word.choices)
     return Command(name, summary, options, first)
 
@@ -67,6 +68,7 @@ def _names(command: str) -> dict[str, tuple[str, ...]]:
     return {
         "--method": tuple(POSTHOC_METHODS if command == "calibrate" else TRAIN_METHODS),
         "--methods": (*TRAIN_METHODS, *POSTHOC_METHODS),
+        "--recipes": tuple(RECIPES),
         "--backbone": tuple(BACKBONES),
         "--data": tuple(SOURCES),
         "--augment": (*AUGMENTATIONS, "resized-crop"),

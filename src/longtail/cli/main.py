@@ -25,6 +25,7 @@ COMMANDS = {
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",
     "compare": "compare methods over seeds: tables with intervals",
+    "reproduce": "make a table or figure of the paper from nothing, beside the paper's numbers",
     "diagnose": "is this model long-tail biased? would calibration help?",
     "report": "an HTML page and figures: margins, accuracy, operating points, before and after",
     "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",

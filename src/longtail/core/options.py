@@ -9,9 +9,9 @@ from longtail.errors import choose
 
 
 def parse_options(options: dict[str, str], *functions: Callable[..., object]) -> dict[str, object]:
-    """Options as the values they mean; an error lists the names that the functions take."""
+    """Options as the values they mean, with `-` or `_` in names; an error lists the names that the functions take."""
     known = dict.fromkeys(name for function in functions for name in _names(function))
-    return {choose("option", name, known): _value(text) for name, text in options.items()}
+    return {choose("option", name.replace("-", "_"), known): _value(text) for name, text in options.items()}
 
 
 def _names(function: Callable[..., object]) -> list[str]:

@@ -52,15 +52,20 @@ def long_tail_indices(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.n
     return np.sort(np.concatenate(kept))
 
 
-def validation_indices(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def validation_indices(
+    labels: np.ndarray, fraction: float, seed: int, *, only_head: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut a stratified validation split: (training indices, validation indices), both sorted.
 
-    Each class gives `round(fraction * n)` images, at least one if it has two, and keeps at least one.
+    Each class gives `round(fraction * n)` images, at least one if it has two, and keeps at least one; with
+    `only_head` the larger half of the classes does, and no image of the others is spared.
     """
     if not 0 < fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not {fraction}")
     held_out = []
-    for label in np.unique(labels):
+    found, sizes = np.unique(labels, return_counts=True)
+    giving = found[np.argsort(-sizes, kind="stable")[: (len(found) + 1) // 2]] if only_head else found
+    for label in np.sort(giving):
         of_class = np.flatnonzero(labels == label)
         count = min(max(round(fraction * len(of_class)), 1), len(of_class) - 1)
         # The third entry keeps this draw apart from the one that chose the long tail with the same seed.

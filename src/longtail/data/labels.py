@@ -1,14 +1,19 @@
-"""Labels as they stand in files, numbers or names, to 0..K-1; a mistake is named with its place."""
+"""Labels as they stand in files or come from anybody's data set, to 0..K-1; a mistake is named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.core.arrays import as_array
 from longtail.errors import UserError
+
+# What a sample, a batch or a table calls its labels, the likeliest first.
+LABEL_NAMES = ("labels", "label", "fine_label", "targets", "target", "y", "label_ids")
 
 Where = Callable[[int], str]
 
@@ -45,3 +50,31 @@ def from_words(
     if by_number and all(word.lstrip("-").isdecimal() for word in words):
         return from_numbers(np.array([int(word) for word in words]), class_names, where)
     return from_names(words, class_names, where)
+
+
+def as_class_numbers(labels: Any) -> np.ndarray:
+    """Labels (N,) or (N, 1) of any integer type as int64 (N,); an error says what others are."""
+    try:
+        array = as_array(labels)
+    except ValueError as error:  # numpy's about rows of different lengths
+        raise UserError("samples have different numbers of labels; class numbers are needed, one per sample") from error
+    if array.dtype.kind not in "iufb":
+        example = next(iter(array.ravel().tolist()), None)
+        shown = f"{type(example).__name__} ({str(example)[:40]!r})"
+        raise UserError(f"labels are {shown}, not class numbers; number the classes from 0 on")
+    if array.dtype.kind in "iu" and array.shape[1:] in ((), (1,)) and array.ndim:
+        return array.reshape(-1).astype(np.int64)
+    raise UserError(
+        f"labels must be class numbers, one per sample, not {array.dtype} of shape {array.shape}{_hint(array)}"
+    )
+
+
+def _hint(array: np.ndarray) -> str:
+    """What labels are that are no class numbers, and what to do."""
+    if array.ndim == 1:
+        return "; make whole numbers of them"
+    if array.ndim == 2 and np.isin(array, (0, 1)).all():
+        if (array.sum(1) == 1).all():
+            return "; where every sample has exactly one 1, argmax(1) makes class numbers of them"
+        return ": samples with several classes, or none, have no class counts"
+    return ": several numbers per sample"

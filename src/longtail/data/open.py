@@ -29,7 +29,8 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
     train = _cut_tail(train, config)
     whole = train
     if validation is None and config.validation > 0:
-        kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed)
+        only_head = config.validation_from == "head"
+        kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed, only_head=only_head)
         train, validation = train.subset(kept), train.subset(held_out)
     if need_every_class:
         _require_every_class(train, config.data)

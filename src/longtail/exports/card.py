@@ -79,7 +79,7 @@ def _method(run: Run) -> str:
         f"{config.batch_size}, learning rate {config.lr:g}, seed {config.seed}."
     )
     if run.calibration:
-        described, _ = read_calibration(run.folder, model=run.model_identity)
+        described, numbers = read_calibration(run.folder, model=run.model_identity)
         known = {name: value for name, value in {**described.settings, **described.chosen}.items() if value is not None}
         settings = ", ".join(f"{name} {value}" for name, value in known.items())
         seen = "which the network was trained on" if described.fitted_on.seen else "which the network has not seen"
@@ -88,6 +88,8 @@ def _method(run: Run) -> str:
             f"\n\nStage two: {described.title}{paper}; {settings}. Fitted on {described.fitted_on.samples} outputs of "
             f"the {described.fitted_on.split} split, {seen}; the backbone is that of stage one."
         )
+        if "held_out_" in numbers:
+            text += f" Images the network has not seen: {numbers['held_out_']}."
     return text
 
 
@@ -102,7 +104,17 @@ def _scores(run: Run) -> str:
         f"Per cent, but {plain}. Classes with more than {MANY} training images are many-shot, with fewer than {FEW} "
         "few-shot."
     )
-    return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}"
+    return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}{_price(run)}"
+
+
+def _price(run: Run) -> str:
+    """The classes that calibration made worse, by more than their interval."""
+    both = _of_model(run, "before-after-test.json") or _of_model(run, "before-after-validation.json")
+    if not both:
+        return ""
+    fallen = [f"{one['name']} {100 * one['before']:.0f} → {100 * one['after']:.0f}" for one in both.get("fallen", [])]
+    found = ", ".join(fallen) if fallen else "none"
+    return f"\n\nRecognised less often than before, by more than their interval ({both['split']} split): {found}."
 
 
 def _row(split: str, model: str, scores: dict[str, Any]) -> str:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from longtail.backbones.inference import BATCH
+from longtail.data.labels import LABEL_NAMES
 from longtail.errors import UserError
-
-LABEL_NAMES = ("labels", "label", "targets", "target", "y", "label_ids")
 
 
 def as_batches(loader: Any) -> Iterable[Any]:

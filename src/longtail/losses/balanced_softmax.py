@@ -9,10 +9,9 @@ Paper: Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition, Neu
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.losses.inputs import CountsLoss, check_batch
+from longtail.losses.base import CountsLoss
 
 
 class BalancedSoftmax(CountsLoss):
@@ -20,10 +19,14 @@ class BalancedSoftmax(CountsLoss):
 
     Args:
         class_counts: (K,) training samples per class.
+        reduction: "mean" over the samples, "sum", or "none".
+        ignore_index: samples with this target do not count.
+        label_smoothing: share of the target that is spread over all classes.
 
-    Shapes: logits (N, K), target (N,) → scalar.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) or probabilities (N, K, d1, …) → scalar.
     """
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target, self.num_classes)
-        return F.cross_entropy(logits + self.counts(logits).log(), target)
+        samples = self.samples(logits, target)
+        adjusted = samples.logits + self.counts(samples.logits).log()
+        return self.reduce_samples(self.cross_entropy(adjusted, samples), samples)

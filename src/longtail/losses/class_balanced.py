@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.errors import choose, number
+from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction
 from longtail.losses.focal import sigmoid_focal
-from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
-from longtail.losses.weighted import DivideBy, as_divide_by, sum_to_classes, weighted_mean
+from longtail.losses.inputs import ClassCounts
+from longtail.losses.weighted import DivideBy, as_divide_by, divisor, sum_to_classes
 
 
 class ClassBalanced(CountsLoss):
@@ -27,16 +27,21 @@ class ClassBalanced(CountsLoss):
 
     In the sigmoid and focal forms the weight of the true class multiplies all K terms of a sample, as
     published, and the head starts with bias -log(K - 1). The default division is the authors', by the
-    batch size; LDAM-DRW's version of this loss divides by the sum of the weights.
+    batch size; LDAM-DRW's version of this loss divides by the sum of the weights. Soft targets and label
+    smoothing, which the softmax form takes, are those of `WeightedCrossEntropy`.
 
     Args:
         class_counts: (K,) training samples per class.
         form: "softmax", "sigmoid", or "focal" (sigmoid with focal terms).
         beta: how fast further samples stop to count, at least 0 and below 1.
         gamma: focusing of the focal form.
-        divide_by: "batch", the number of samples, or "weights", the sum of their weights.
+        divide_by: what "mean" divides by: "batch", the number of samples, or "weights", the sum of their
+            weights; ignored samples are in neither.
+        reduction: "mean", "sum", or "none".
+        ignore_index: samples with this target do not count.
+        label_smoothing: share of the target that is spread over all classes; softmax form only.
 
-    Shapes: logits (N, K), target (N,) → scalar.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) or, softmax form, probabilities (N, K, d1, …) → scalar.
     """
 
     def __init__(
@@ -47,24 +52,31 @@ class ClassBalanced(CountsLoss):
         beta: float = 0.9999,
         gamma: float = 2.0,
         divide_by: DivideBy = "batch",
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
+        label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(class_counts)
+        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
         self.form = choose("form", form, ("softmax", "sigmoid", "focal"))
         self.beta = number("beta", beta, at_least=0, below=1)
         self.gamma = number("gamma", gamma, at_least=0)
         self.divide_by = as_divide_by(divide_by)
+        if self.form != "softmax":
+            self.require_one_class(f"in the {self.form} form the weight of the one true class multiplies all K terms")
 
     def weights(self, like: Tensor) -> Tensor:
         """Weights (K,) in the type of another tensor."""
         return effective_number_weights(self.counts(like), self.beta)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target, self.num_classes)
+        samples = self.samples(logits, target)
+        weights = self.weights(samples.logits)
         if self.form == "softmax":
-            losses = F.cross_entropy(logits, target, reduction="none")
+            losses = self.cross_entropy(samples.logits, samples, weights)
         else:
-            losses = sigmoid_focal(logits, target, self.gamma if self.form == "focal" else 0.0)
-        return weighted_mean(losses, self.weights(logits)[target], self.divide_by)
+            gamma = self.gamma if self.form == "focal" else 0.0
+            losses = sigmoid_focal(samples.logits, samples.target, gamma) * weights[samples.target]
+        return self.reduce_samples(losses, samples, divisor(weights, samples, self.divide_by))
 
 
 def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
@@ -75,5 +87,6 @@ def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
     [1.0, 1.0]
     """
     # 1 - beta^n from its logarithm: with beta near 1 and few samples the difference would lose its digits.
-    log_beta = math.log(beta) if beta > 0 else -math.inf
-    return sum_to_classes(1 / -(counts * log_beta).expm1())
+    log_power = counts * (math.log(beta) if beta > 0 else -math.inf)
+    # expm1(x) is tanh(x/2) (e^x + 1); compiled, torch's own is e^x - 1 and off by 2e-4 for one sample.
+    return sum_to_classes(-1 / ((log_power / 2).tanh() * (log_power.exp() + 1)))

@@ -13,24 +13,30 @@ from __future__ import annotations
 from typing import Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from longtail.errors import UserError, choose, number
-from longtail.losses.inputs import ClassWeights, as_class_weights, check_batch
+from longtail.errors import choose, number
+from longtail.losses.base import IGNORE_INDEX, LogitsLoss, Reduction
+from longtail.losses.inputs import ClassWeights, as_class_weights
 
 
-class Focal(nn.Module):
+class Focal(LogitsLoss):
     """Focal loss; class weights multiply it and do not enter p.
 
     The gradient goes through the factor (1 - p)^gamma, as in the paper; some releases cut it off there.
-    Some others weight the cross-entropy before p is formed from it, which makes p^w of p.
+    Some others weight the cross-entropy before p is formed from it, which makes p^w of p. Gamma is 2
+    as in the paper; LDAM-DRW's experiments have 1.
 
     Args:
         gamma: focusing, at least 0.
         form: "softmax", or "sigmoid": K yes-or-no questions, about K times as large.
         class_weights: (K,) factor of each sample by its class, kept in the precision given.
+        reduction: "mean" over the samples (with class weights, too, it divides by their number), "sum", or
+            "none".
+        ignore_index: samples with this target do not count.
+        label_smoothing: 0; anything else is refused.
 
-    Shapes: logits (N, K), target (N,) → scalar, divided by N.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
 
     >>> import torch
     >>> logits, target = torch.tensor([[2.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 0])
@@ -46,32 +52,39 @@ class Focal(nn.Module):
         gamma: float = 2.0,
         form: Literal["softmax", "sigmoid"] = "softmax",
         class_weights: ClassWeights | None = None,
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
+        label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.require_one_class("its factor (1 - p)^gamma is that of the one true class")
         self.gamma = number("gamma", gamma, at_least=0)
         self.form = choose("form", form, ("softmax", "sigmoid"))
         weights = None if class_weights is None else as_class_weights(class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
 
+    @property
+    def num_classes(self) -> int | None:
+        return None if self.class_weights is None else len(self.class_weights)
+
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target)
-        losses = (softmax_focal if self.form == "softmax" else sigmoid_focal)(logits, target, self.gamma)
-        if self.class_weights is None:
-            return losses.mean()
-        if len(self.class_weights) != logits.shape[1]:
-            raise UserError(f"logits have {logits.shape[1]} columns, class_weights {len(self.class_weights)} classes")
-        return (losses * self.class_weights.to(logits.dtype)[target]).mean()
+        samples = self.samples(logits, target)
+        form = softmax_focal if self.form == "softmax" else sigmoid_focal
+        losses = form(samples.logits, samples.target, self.gamma)
+        if self.class_weights is not None:
+            losses = losses * self.class_weights.to(losses.dtype)[samples.target]
+        return self.reduce_samples(losses, samples)
 
 
 def softmax_focal(logits: Tensor, target: Tensor, gamma: float) -> Tensor:
-    """Softmax form per sample, (N,)."""
+    """Softmax form per sample, (S,)."""
     truth = target.unsqueeze(1)
     rest = logits.scatter(1, truth, -float("inf")).logsumexp(1)
     return _focal(rest - logits.gather(1, truth).squeeze(1), gamma)
 
 
 def sigmoid_focal(logits: Tensor, target: Tensor, gamma: float) -> Tensor:
-    """Sigmoid form per sample: its K terms summed, (N,)."""
+    """Sigmoid form per sample: its K terms summed, (S,)."""
     truth = F.one_hot(target, logits.shape[1]).bool()
     return _focal(logits.where(~truth, -logits), gamma).sum(1)
 

@@ -1,4 +1,8 @@
-"""What a loss is given, checked: class counts, settings and batches."""
+"""What a loss is given, checked: class counts, class weights, logits and targets.
+
+Values are looked at on the CPU alone: on another device the look would wait for it, and while
+`torch.compile` traces there are none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longtail.core.arrays import single_at_least
 from longtail.errors import UserError
@@ -15,38 +19,7 @@ ClassCounts = Tensor | np.ndarray | Sequence[int]
 ClassWeights = Tensor | np.ndarray | Sequence[float]
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-class CountsLoss(nn.Module):
-    """A loss that knows how many training samples each class has.
-
-    Kept are the counts alone, whole numbers outside the saved state. Weights, margins and priors are
-    computed from them in the precision of the logits: neither `.half()` nor a device without float64
-    can blur them.
-
-    Args:
-        class_counts: (K,) training samples per class, each at least 1.
-    """
-
-    class_counts: Tensor
-
-    def __init__(self, class_counts: ClassCounts) -> None:
-        super().__init__()
-        counts = as_class_counts(class_counts, type(self).__name__)
-        self.register_buffer("class_counts", counts, persistent=False)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_counts)
-
-    def counts(self, like: Tensor) -> Tensor:
-        """Class counts (K,) in the type of another tensor."""
-        return self.class_counts.to(like.dtype)
-
-    def prior(self, like: Tensor) -> Tensor:
-        """Share of each class in the training set (K,), in the type of another tensor."""
-        counts = self.counts(like)
-        return counts / counts.sum()
+_SUM_TOLERANCE = 0.01  # probabilities in bfloat16 miss the sum of 1 by some thousandths
 
 
 def as_class_counts(class_counts: ClassCounts, needed_by: str) -> Tensor:
@@ -89,29 +62,65 @@ def _vector(name: str, values: ClassCounts | ClassWeights) -> Tensor:
     return array
 
 
-def check_batch(logits: Tensor, target: Tensor, num_classes: int | None = None) -> tuple[Tensor, Tensor]:
-    """Check logits (N, K) and target (N,); returns them in single precision at least, and as int64."""
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise UserError(f"logits must have shape (samples, classes), at least two classes, not {tuple(logits.shape)}")
-    if num_classes not in (None, logits.shape[1]):
-        raise UserError(f"logits have {logits.shape[1]} columns, class_counts {num_classes} classes")
-    check_target(target, len(logits), logits.shape[1])
-    return single_at_least(logits), target.long()
+def as_logits(logits: Tensor, num_classes: int | None, needed_by: str) -> tuple[Tensor, tuple[int, ...]]:
+    """Logits (N, K, d1, …), or (K,) of one sample, as rows (S, K) in single precision at least; and (N, d1, …)."""
+    if not isinstance(logits, Tensor):
+        raise UserError(f"logits must be a tensor, not {type(logits).__name__}")
+    dimension = min(logits.ndim - 1, 1)
+    if logits.ndim == 0 or logits.shape[dimension] < 2:
+        raise UserError(
+            "logits must have shape (samples, classes) or (samples, classes, …) with at least two classes, "
+            f"not {tuple(logits.shape)}"
+        )
+    if num_classes is not None and logits.shape[dimension] != num_classes:
+        raise UserError(
+            f"logits of shape {tuple(logits.shape)} have {logits.shape[dimension]} classes in dimension {dimension}, "
+            f"{needed_by} was made for {num_classes}"
+        )
+    return rows_of(single_at_least(logits)), (*logits.shape[:dimension], *logits.shape[dimension + 1 :])
 
 
-def check_target(target: Tensor, size: int, num_classes: int | None = None) -> None:
-    """Check classes (N,) of N samples."""
+def rows_of(values: Tensor) -> Tensor:
+    """(N, K, d1, …) or (K,) → (S, K): one row per sample, in the order of its (N, d1, …)."""
+    if values.ndim == 1:
+        return values.unsqueeze(0)
+    return values.movedim(1, -1).reshape(-1, values.shape[1])
+
+
+def check_target(target: Tensor, shape: tuple[int, ...], otherwise: str = "") -> None:
+    """Check that there is one class number per sample; `otherwise` says what else would do."""
     if not isinstance(target, Tensor):
         raise UserError(f"target must be a tensor of class numbers, not {type(target).__name__}")
-    if target.shape != (size,) or target.dtype not in _WHOLE:
+    if tuple(target.shape) != shape or target.dtype not in _WHOLE:
         raise UserError(
-            f"target must hold one class number per sample: shape ({size},) and whole numbers, "
+            f"target must hold one class number per sample: shape {shape} and whole numbers{otherwise}, "
             f"not {tuple(target.shape)} of {target.dtype}"
         )
-    if size == 0:
-        raise UserError("the batch is empty: there is nothing to take a mean of")
-    # Elsewhere the look at the values would wait for the device; indexing with them fails there by itself.
-    if num_classes and target.device.type == "cpu":
-        low, high = int(target.min()), int(target.max())
-        if low < 0 or high >= num_classes:
-            raise UserError(f"target must be 0..{num_classes - 1}, one column of the logits each; found {low}..{high}")
+
+
+def check_class_numbers(numbers: Tensor, num_classes: int, ignore_index: int) -> None:
+    """Check that class numbers (S,), where they are not ignored, are 0..K-1."""
+    kept = numbers[numbers != ignore_index] if can_look_at(numbers) else numbers[:0]
+    if kept.numel() and (int(kept.min()) < 0 or int(kept.max()) >= num_classes):
+        raise UserError(
+            f"target must be 0..{num_classes - 1}, one class of the logits each, or ignore_index {ignore_index}; "
+            f"found {int(kept.min())}..{int(kept.max())}"
+        )
+
+
+def check_probabilities(rows: Tensor) -> None:
+    """Check that soft targets (S, K) are probabilities: at least 0, and 1 in sum."""
+    if not can_look_at(rows):
+        return
+    wrong = ~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() <= _SUM_TOLERANCE))
+    if bool(wrong.any()):
+        place = int(wrong.int().argmax())
+        raise UserError(
+            f"soft targets must be probabilities: at least 0, with sum 1; those of sample {place} go from "
+            f"{rows[place].min():g} to {rows[place].max():g} and have sum {rows[place].sum():g}"
+        )
+
+
+def can_look_at(values: Tensor) -> bool:
+    """Whether values are there to be looked at without waiting."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()

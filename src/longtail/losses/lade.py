@@ -5,7 +5,8 @@
     S_c = log mean_i exp(z_ic - log pi_c + log 1/K)
 
 The regulariser takes the raw logits. A class absent from the batch has 0 for its mean and keeps its
-S_c, as in the released code. At test the raw logits are used.
+S_c, as in the released code. At test nothing is subtracted: the raw logits are those of a balanced test
+set, and for another one the logarithm of its class shares is added.
 
 Paper: Hong et al., Disentangling Label Distribution for Long-Tailed Visual Recognition, CVPR 2021.
 """
@@ -14,12 +15,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.errors import number
-from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
+from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction, Samples
+from longtail.losses.inputs import ClassCounts
 
 PRIOR_FLOOR = 1e-9  # inside the logarithms of the released code; moves the rarest classes by up to 1e-5
 
@@ -34,25 +35,42 @@ class LADE(CountsLoss):
         class_counts: (K,) training samples per class.
         alpha: weight of the regulariser; 0 leaves the cross-entropy under the prior.
         remine_lambda: weight of S^2 within it.
+        reduction: "mean" over the samples, "sum", or "none". The regulariser is one number for the batch. It
+            is added to the loss of every sample, so that "mean" and "sum" are the mean and the sum of "none".
+        ignore_index: samples with this target do not count.
+        label_smoothing: 0; anything else is refused.
 
-    Shapes: logits (N, K), target (N,) → scalar.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
 
-    def __init__(self, class_counts: ClassCounts, *, alpha: float = 0.1, remine_lambda: float = 0.1) -> None:
-        super().__init__(class_counts)
+    def __init__(
+        self,
+        class_counts: ClassCounts,
+        *,
+        alpha: float = 0.1,
+        remine_lambda: float = 0.1,
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.require_one_class("its regulariser takes means over the samples of each class")
         self.alpha = number("alpha", alpha, at_least=0)
         self.remine_lambda = number("remine_lambda", remine_lambda, at_least=0)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target, self.num_classes)
-        log_prior = (self.prior(logits) + PRIOR_FLOOR).log()
-        return F.cross_entropy(logits + log_prior, target) + self.alpha * self.regulariser(logits, target)
+        samples = self.samples(logits, target)
+        log_prior = (self.prior(samples.logits) + PRIOR_FLOOR).log()
+        losses = self.cross_entropy(samples.logits + log_prior, samples)
+        return self.reduce_samples(losses + self.alpha * self.regulariser(samples), samples)
 
-    def regulariser(self, logits: Tensor, target: Tensor) -> Tensor:
-        """LADER of logits (N, K) and target (N,), a scalar."""
-        prior = self.prior(logits)
-        truth = F.one_hot(target, self.num_classes).to(logits.dtype)
-        of_class = (logits * truth).sum(0) / truth.sum(0).clamp(min=1)
+    def regulariser(self, samples: Samples) -> Tensor:
+        """LADER of the samples that are not ignored, a scalar."""
+        prior, ignored = self.prior(samples.logits), samples.ignored.unsqueeze(1)
+        truth = F.one_hot(samples.target, self.num_classes).masked_fill(ignored, 0).to(prior.dtype)
+        of_class = (samples.logits * truth).sum(0) / truth.sum(0).clamp(min=1)
+        log_size = truth.sum().log()
         uniform = math.log(1 / self.num_classes + PRIOR_FLOOR)
-        log_mean = torch.logsumexp(logits, 0) - math.log(len(logits)) - (prior + PRIOR_FLOOR).log() + uniform
+        log_sum = samples.logits.masked_fill(ignored, -float("inf")).logsumexp(0)
+        log_mean = log_sum - log_size - (prior + PRIOR_FLOOR).log() + uniform
         return -(prior * (of_class - log_mean - self.remine_lambda * log_mean**2)).sum()

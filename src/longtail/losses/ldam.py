@@ -3,19 +3,20 @@
     m_c = n_c^(-1/4), rescaled so that the largest is max_margin
     loss = CE(s * (cos - m_y for the true class), y),    cos the cosines of features and class vectors
 
-Deferred re-weighting (DRW) is a schedule: see `longtail.networks.deferred`.
+The margin is there in training only: at test the class with the largest cosine is taken. Deferred
+re-weighting (DRW) is a schedule: see `longtail.networks.deferred`.
 
 Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
 """
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.errors import number
-from longtail.losses.inputs import ClassCounts, ClassWeights, CountsLoss, as_class_weights, check_batch
-from longtail.losses.weighted import DivideBy, as_divide_by, weighted_mean
+from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction
+from longtail.losses.inputs import ClassCounts, ClassWeights, as_class_weights
+from longtail.losses.weighted import DivideBy, as_divide_by, divisor
 
 
 class LDAM(CountsLoss):
@@ -26,12 +27,16 @@ class LDAM(CountsLoss):
         max_margin: margin of the rarest class, in units of the cosine.
         scale: factor s of the cosines after the margin.
         class_weights: (K,) weights for the deferred phase, kept in the precision given.
-        divide_by: with class weights: "weights", their sum over the batch (the released code), or
-            "batch", the number of samples (the paper).
+        divide_by: what "mean" divides by where there are class weights: "weights", their sum over the
+            samples (the released code), or "batch", the number of samples (the paper); ignored samples are
+            in neither.
         scaled: the logits are multiplied by `scale` already, as those of `CosineHead` are; otherwise
             they are plain cosines, as in the released code.
+        reduction: "mean", "sum", or "none".
+        ignore_index: samples with this target do not count.
+        label_smoothing: 0; anything else is refused.
 
-    Shapes: logits (N, K), target (N,) → scalar.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
 
     class_weights: Tensor | None
@@ -45,8 +50,12 @@ class LDAM(CountsLoss):
         class_weights: ClassWeights | None = None,
         divide_by: DivideBy = "weights",
         scaled: bool = False,
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
+        label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(class_counts)
+        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.require_one_class("its margin is that of the one true class")
         self.max_margin = number("max_margin", max_margin, at_least=0)
         self.scale = number("scale", scale, above=0)
         self.divide_by = as_divide_by(divide_by)
@@ -60,11 +69,13 @@ class LDAM(CountsLoss):
         return self.max_margin * (counts.min() / counts) ** 0.25
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target, self.num_classes)
-        truth = target.unsqueeze(1)
-        margins = self.scale * self.margins(logits)[truth]
-        shifted = (logits if self.scaled else self.scale * logits).scatter_add(1, truth, -margins)
+        samples = self.samples(logits, target)
+        truth = samples.target.unsqueeze(1)
+        margins = self.scale * self.margins(samples.logits)[truth]
+        cosines = samples.logits if self.scaled else self.scale * samples.logits
+        shifted = cosines.scatter_add(1, truth, -margins)
         if self.class_weights is None:
-            return F.cross_entropy(shifted, target)
-        losses = F.cross_entropy(shifted, target, reduction="none")
-        return weighted_mean(losses, self.class_weights.to(logits.dtype)[target], self.divide_by)
+            return self.reduce_samples(self.cross_entropy(shifted, samples), samples)
+        weights = self.class_weights.to(shifted.dtype)
+        losses = self.cross_entropy(shifted, samples, weights)
+        return self.reduce_samples(losses, samples, divisor(weights, samples, self.divide_by))

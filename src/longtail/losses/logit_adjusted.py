@@ -10,11 +10,11 @@ Paper: Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.errors import number
-from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
+from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction
+from longtail.losses.inputs import ClassCounts
 
 
 class LogitAdjusted(CountsLoss):
@@ -23,14 +23,26 @@ class LogitAdjusted(CountsLoss):
     Args:
         class_counts: (K,) training samples per class.
         tau: strength, at least 0.
+        reduction: "mean" over the samples, "sum", or "none".
+        ignore_index: samples with this target do not count.
+        label_smoothing: share of the target that is spread over all classes.
 
-    Shapes: logits (N, K), target (N,) → scalar.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) or probabilities (N, K, d1, …) → scalar.
     """
 
-    def __init__(self, class_counts: ClassCounts, *, tau: float = 1.0) -> None:
-        super().__init__(class_counts)
+    def __init__(
+        self,
+        class_counts: ClassCounts,
+        *,
+        tau: float = 1.0,
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
         self.tau = number("tau", tau, at_least=0)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target, self.num_classes)
-        return F.cross_entropy(logits + self.tau * self.prior(logits).log(), target)
+        samples = self.samples(logits, target)
+        adjusted = samples.logits + self.tau * self.prior(samples.logits).log()
+        return self.reduce_samples(self.cross_entropy(adjusted, samples), samples)

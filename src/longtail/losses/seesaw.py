@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.distributed.world import summed
 from longtail.errors import number
-from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
+from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction, Samples
+from longtail.losses.inputs import ClassCounts
 
 
 class Seesaw(CountsLoss):
@@ -35,31 +35,47 @@ class Seesaw(CountsLoss):
         p: strength of the mitigation M.
         q: strength of the compensation C.
         eps: smallest probability of the true class that C is measured against.
+        reduction: "mean" over the samples, "sum", or "none".
+        ignore_index: samples with this target do not count, here and in `seen_counts`.
+        label_smoothing: 0; anything else is refused.
 
-    Shapes: logits (N, K), target (N,) → scalar.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
 
     seen_counts: Tensor
 
-    def __init__(self, class_counts: ClassCounts, *, p: float = 0.8, q: float = 2.0, eps: float = 0.01) -> None:
-        super().__init__(class_counts)
+    def __init__(
+        self,
+        class_counts: ClassCounts,
+        *,
+        p: float = 0.8,
+        q: float = 2.0,
+        eps: float = 0.01,
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.require_one_class("its factors compare every class with the one true class")
         self.p = number("p", p, at_least=0)
         self.q = number("q", q, at_least=0)
         self.eps = number("eps", eps, above=0, at_most=1)
         self.register_buffer("seen_counts", torch.zeros_like(self.class_counts))
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target, self.num_classes)
+        samples = self.samples(logits, target)
         if self.training:
-            self._count(target)
-        return F.cross_entropy(logits + self._log_factors(logits.detach(), target), target)
+            self._count(samples)
+        balanced = samples.logits + self._log_factors(samples.logits.detach(), samples.target)
+        return self.reduce_samples(self.cross_entropy(balanced, samples), samples)
 
-    def _count(self, target: Tensor) -> None:
-        batch = torch.zeros_like(self.seen_counts).scatter_add_(0, target, torch.ones_like(target))
+    def _count(self, samples: Samples) -> None:
+        ones = (~samples.ignored).to(self.seen_counts.dtype)
+        batch = torch.zeros_like(self.seen_counts).scatter_add_(0, samples.target, ones)
         self.seen_counts += summed(batch)
 
     def _log_factors(self, logits: Tensor, target: Tensor) -> Tensor:
-        """log(M C) of every sample and class, (N, K); 0 for the true class by itself."""
+        """log(M C) of every sample and class, (S, K); 0 for the true class by itself."""
         log_counts = self.seen_counts.clamp(min=1).to(logits.dtype).log()
         mitigation = self.p * (log_counts - log_counts[target].unsqueeze(1)).clamp(max=0)
         log_probability = logits.log_softmax(1)

@@ -14,21 +14,26 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longtail.core.arrays import single_at_least, without_autocast
 from longtail.errors import UserError, choose, number
+from longtail.losses.base import IGNORE_INDEX, Loss, Reduction
 from longtail.losses.inputs import check_target
 
 
-class SupCon(nn.Module):
+class SupCon(Loss):
     """Supervised contrastive loss of a batch; without labels pass `arange(N)` as target (SimCLR).
+
+    It takes features, not logits, and so stands beside a cross-entropy, not in its place.
 
     Args:
         temperature: t, above 0.
         base_temperature: the loss is multiplied by temperature / base_temperature; None for 1. The
             released code has 0.07, a factor of 1.43 at t = 0.1.
         anchors: "all" views, or the "first" of each sample.
+        reduction: "mean" over the anchors, "sum", or "none", (N, views) or, with first views, (N, 1).
+        ignore_index: samples with this target are left out, as anchors and as what anchors are compared with.
 
     Shapes: features (N, views, D) of unit length, target (N,) → scalar.
     """
@@ -39,29 +44,34 @@ class SupCon(nn.Module):
         temperature: float = 0.1,
         base_temperature: float | None = None,
         anchors: Literal["all", "first"] = "all",
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
     ) -> None:
-        super().__init__()
+        super().__init__(reduction=reduction, ignore_index=ignore_index)
         self.temperature = number("temperature", temperature, above=0)
-        base = self.temperature if base_temperature is None else number("base_temperature", base_temperature, above=0)
-        self.factor = self.temperature / base
+        given = base_temperature is not None
+        self.base_temperature = number("base_temperature", base_temperature, above=0) if given else self.temperature
         self.anchors = choose("anchors", anchors, ("all", "first"))
 
     def forward(self, features: Tensor, target: Tensor) -> Tensor:
         if features.ndim != 3:
             raise UserError(f"features must have shape (samples, views, dimensions), not {tuple(features.shape)}")
         size, views = features.shape[:2]
-        check_target(target, size)
+        check_target(target, (size,))
         if size * views < 2:
-            raise UserError("one view of one sample has nothing to be compared with; use a larger batch or more views")
+            what = "one view of one sample has" if size else "the batch is empty: a view has"
+            raise UserError(f"{what} nothing to be compared with; use a larger batch or more views")
         # View by view, so that the first views are the first rows.
         rows = single_at_least(features).transpose(0, 1).flatten(0, 1)
-        labels = target.repeat(views)
+        labels = target.long().repeat(views)
         anchors = len(rows) if self.anchors == "all" else size
         # At half precision a similarity of 1 is off by 0.004, and the temperature multiplies that.
         with without_autocast(rows):
             similarity = rows[:anchors] @ rows.T / self.temperature
-        itself = torch.eye(anchors, len(rows), dtype=torch.bool, device=rows.device)
-        log_probability = similarity - similarity.masked_fill(itself, -float("inf")).logsumexp(1, keepdim=True)
-        positive = (labels[:anchors].unsqueeze(1) == labels) & ~itself
+        ignored = labels == self.ignore_index
+        unseen = torch.eye(anchors, len(rows), dtype=torch.bool, device=rows.device) | ignored
+        log_probability = similarity - similarity.masked_fill(unseen, -float("inf")).logsumexp(1, keepdim=True)
+        positive = (labels[:anchors].unsqueeze(1) == labels) & ~unseen
         per_anchor = log_probability.where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)
-        return -self.factor * per_anchor.mean()
+        losses = -self.temperature / self.base_temperature * per_anchor
+        return self.reduce(losses.view(-1, size).T, ignored[:anchors].view(-1, size).T)

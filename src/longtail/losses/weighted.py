@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.errors import choose
-from longtail.losses.inputs import ClassCounts, CountsLoss, check_batch
+from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction, Samples
+from longtail.losses.inputs import ClassCounts
 
 DivideBy = Literal["batch", "weights"]
 
@@ -25,11 +25,20 @@ class WeightedCrossEntropy(CountsLoss):
     Papers write the mean over the batch; released code inherits torch's weighted mean, which divides
     by the sum of the batch's weights. The default is that of the code the published numbers come from.
 
+    With soft targets every class weighs its own part of the target, as in torch: the loss is linear in the
+    target, and mixup may mix targets or losses. Torch then divides by the number of samples; here
+    `divide_by` means the same as before, so that probabilities of 0 and 1 give what class numbers give.
+
     Args:
         class_counts: (K,) training samples per class.
-        divide_by: "weights", the sum of the samples' weights, or "batch", the number of samples.
+        divide_by: what "mean" divides by: "weights", the sum of the samples' weights, or "batch", the
+            number of samples; ignored samples are in neither.
+        reduction: "mean", "sum", or "none".
+        ignore_index: samples with this target do not count.
+        label_smoothing: share of the target that is spread over all classes, after which these weigh their
+            parts; the divisor stays that of the target as it is given.
 
-    Shapes: logits (N, K), target (N,) → scalar.
+    Shapes: logits (N, K, d1, …), target (N, d1, …) or probabilities (N, K, d1, …) → scalar.
 
     >>> import torch
     >>> loss = WeightedCrossEntropy([400, 400, 100])
@@ -37,8 +46,16 @@ class WeightedCrossEntropy(CountsLoss):
     [0.5, 0.5, 2.0]
     """
 
-    def __init__(self, class_counts: ClassCounts, *, divide_by: DivideBy = "weights") -> None:
-        super().__init__(class_counts)
+    def __init__(
+        self,
+        class_counts: ClassCounts,
+        *,
+        divide_by: DivideBy = "weights",
+        reduction: Reduction = "mean",
+        ignore_index: int = IGNORE_INDEX,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
         self.divide_by = as_divide_by(divide_by)
 
     def weights(self, like: Tensor) -> Tensor:
@@ -46,9 +63,10 @@ class WeightedCrossEntropy(CountsLoss):
         return sum_to_classes(self.counts(like).reciprocal())
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target = check_batch(logits, target, self.num_classes)
-        losses = F.cross_entropy(logits, target, reduction="none")
-        return weighted_mean(losses, self.weights(logits)[target], self.divide_by)
+        samples = self.samples(logits, target)
+        weights = self.weights(samples.logits)
+        losses = self.cross_entropy(samples.logits, samples, weights)
+        return self.reduce_samples(losses, samples, divisor(weights, samples, self.divide_by))
 
 
 def sum_to_classes(weights: Tensor) -> Tensor:
@@ -60,7 +78,8 @@ def as_divide_by(divide_by: str) -> str:
     return choose("divide_by", divide_by, ("batch", "weights"))
 
 
-def weighted_mean(losses: Tensor, weights: Tensor, divide_by: str) -> Tensor:
-    """Losses (N,) times weights (N,), divided by N or by the sum of the weights."""
-    total = (losses * weights).sum()
-    return total / (weights.sum() if divide_by == "weights" else len(losses))
+def divisor(weights: Tensor, samples: Samples, divide_by: str) -> Tensor | None:
+    """What a mean divides by: the weights of the samples (S,) from those of the classes (K,), or their number."""
+    if divide_by == "batch":
+        return None
+    return weights[samples.target] if samples.target.ndim == 1 else (samples.target * weights).sum(1)

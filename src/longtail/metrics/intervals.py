@@ -18,6 +18,7 @@ Agresti and Min, Simple improved confidence intervals for comparing matched prop
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +126,34 @@ def class_differences(first: np.ndarray, second: np.ndarray, labels: np.ndarray,
     # The observed value is always inside: shrinking moves the centre, not the claim.
     low, high = np.minimum(centre - half, value), np.maximum(centre + half, value)
     return ClassIntervals(value, np.maximum(low, -1) + absent, np.minimum(high, 1) + absent)
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """A class that is recognised less often than before, by more than its interval."""
+
+    name: str
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {100 * self.before:.0f} → {100 * self.after:.0f}"
+
+
+def fallen_classes(before: np.ndarray, after: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> list[Fallen]:
+    """The classes whose accuracy surely fell, the deepest fall first.
+
+    Args:
+        before: (N,) whether each sample was recognised.
+        after: (N,) whether it is now.
+        labels: (N,) true classes.
+        names: (K,) of the classes.
+    """
+    change = class_differences(after, before, labels, len(names))
+    found = np.flatnonzero(change.high < 0).tolist()
+    shares = {label: (before[labels == label].mean(), after[labels == label].mean()) for label in found}
+    deepest = sorted(found, key=lambda label: change.value[label])
+    return [Fallen(names[label], float(shares[label][0]), float(shares[label][1])) for label in deepest]
 
 
 def _student(value: float, variance: float, freedom: float) -> Interval:

@@ -29,6 +29,8 @@ class Metrics:
     """Scores of one model on one split; shares lie between 0 and 1. `longtail.metrics.SCORES` names them."""
 
     top1: float
+    natural: float
+    """Accuracy where classes are as frequent as in training: what a repair of the tail may cost."""
     balanced: float
     many: float | None
     medium: float | None
@@ -114,11 +116,16 @@ def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLik
 def evaluate_chunks(chunks: Iterable[np.ndarray], labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
     """The same of logits that come some rows at a time, so that they need not fit into memory."""
     _require_known("label", labels, len(class_counts))
+    return score_predictions(predictions_of(chunks, labels), labels, class_counts)
+
+
+def predictions_of(chunks: Iterable[np.ndarray], labels: np.ndarray) -> Predictions:
+    """What logits that come some rows at a time say about samples with labels (N,)."""
     parts, first = [], 0
     for chunk in chunks:
         parts.append(Predictions.of(chunk, labels[first : first + len(chunk)], first))
         first += len(chunk)
-    return score_predictions(Predictions.joined(parts), labels, class_counts)
+    return Predictions.joined(parts)
 
 
 def score_predictions(predictions: Predictions, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
@@ -141,6 +148,7 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
     places, samples = np.unique(labels * num_classes + predictions, return_counts=True)
     return Metrics(
         top1=float((predictions == labels).mean()),
+        natural=_at_training_prior(per_class, class_counts),
         balanced=float(np.nanmean(per_class)),
         **shot_accuracy(per_class, class_counts),
         macro_f1=float(np.nanmean(f1)),
@@ -152,6 +160,13 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
         samples=len(labels),
         cells=np.stack([places // num_classes, places % num_classes, samples], axis=1),
     )
+
+
+def _at_training_prior(per_class: np.ndarray, class_counts: np.ndarray) -> float:
+    """Accuracies (K,) weighted by training samples (K,), over the classes that have test samples."""
+    present = ~np.isnan(per_class)
+    weights = class_counts[present].astype(np.float64)
+    return float(np.average(per_class[present], weights=weights if weights.any() else None))
 
 
 def _require_known(name: str, classes: np.ndarray, num_classes: int) -> None:

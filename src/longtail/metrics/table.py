@@ -55,6 +55,7 @@ SCORES: dict[str, Score] = {
         *(Score(name, name.capitalize()) for name in SHOTS),
         Score("balanced", "Balanced accuracy"),
         Score("top1", "Top-1"),
+        Score("natural", "Top-1 at training prior"),
         Score("macro_f1", "Macro F1"),
         Score("nll", "NLL", lower_is_better=True, in_percent=False),
         Score("brier", "Brier", lower_is_better=True, in_percent=False),

@@ -8,6 +8,9 @@ g of an image from the reversed sampler (label v), and `alpha = 1 - (epoch / epo
 
 At test both branches see the same image and `logits = head([f, g])`, which is alpha 1/2.
 
+On CIFAR the authors train for 200 epochs with weight decay 2e-4 and a rate of 0.1 that falls in steps; here a
+recipe's own length, decay and rate are kept, so that all methods take the same steps.
+
 Paper: Zhou et al., BBN: Bilateral-Branch Network with Cumulative Learning for Long-Tailed Visual
 Recognition, CVPR 2020.
 """

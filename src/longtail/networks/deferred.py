@@ -47,7 +47,9 @@ def deferred_ldam(
 ) -> Deferred:
     """LDAM with deferred re-weighting (DRW), on the logits of a `CosineHead` of the same scale.
 
-    The weights of the last part are those of the Class-Balanced loss with `beta`.
+    The weights of the last part are those of the Class-Balanced loss with `beta`. On CIFAR the authors train for 200
+    epochs, re-weight from epoch 160 on (`start`), and let a rate of 0.1 fall in steps at 160 and 180; here a
+    recipe's own length and rate are kept, so that all methods take the same steps.
     """
     settings: dict[str, Any] = {"max_margin": max_margin, "scale": scale, "divide_by": divide_by, "scaled": True}
     counts = as_class_counts(class_counts, "LDAM").float()

@@ -111,6 +111,11 @@ class Outputs:
         return len(self.class_counts)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """(K,) names of the classes, or their numbers where none are known."""
+        return self.class_names or tuple(str(label) for label in range(self.num_classes))
+
+    @property
     def counts_for_groups(self) -> np.ndarray:
         """(K,) counts by which classes are many-, medium- or few-shot."""
         return self.class_counts if self.group_counts is None else self.group_counts

@@ -1,5 +1,6 @@
 """Methods that repair a trained classifier from its stored outputs: one file each."""
 
+from longtail.posthoc.auto import Auto
 from longtail.posthoc.base import FitResult, PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
@@ -10,12 +11,14 @@ from longtail.posthoc.marc import MARC
 from longtail.posthoc.platt import PlattScaling
 from longtail.posthoc.scaling import MatrixScaling, TemperatureScaling, VectorScaling
 from longtail.posthoc.tau_norm import TauNorm
+from longtail.posthoc.tempered import Tempered
 
 __all__ = [
     "CRT",
     "HALO",
     "LWS",
     "MARC",
+    "Auto",
     "DisAlign",
     "FitResult",
     "LogitAdjustment",
@@ -24,5 +27,6 @@ __all__ = [
     "PostHoc",
     "TauNorm",
     "TemperatureScaling",
+    "Tempered",
     "VectorScaling",
 ]

@@ -9,6 +9,7 @@ attributes below, checks its own settings in `check_settings`, and is then taken
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, overload
@@ -29,6 +30,9 @@ from longtail.outputs.checks import Array, as_features, as_logits, check_rows, r
 from longtail.outputs.record import Outputs
 from longtail.posthoc.inputs import FitData, from_arrays, from_outputs
 from longtail.posthoc.solver import Solution
+
+LOOKED_AT = 20_000  # training samples, to see whether a model makes any mistakes on them
+ALL_KNOWN = 0.99
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     """Whether every class must have a sample in what it is fitted on."""
     fitted_on_unseen: ClassVar[bool] = False
     """Whether it must be fitted on images the network was not trained on."""
+    learns_from_seen: ClassVar[bool] = True
+    """Whether its numbers come from how the model does on its own training images."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
 
@@ -274,7 +280,25 @@ def fit_outputs(
         method.fit_checked(held_out, None)
         return
     assert train is not None
-    method.fit_checked(from_outputs(train, world, need_every_class=needed), held_out)
+    data = from_outputs(train, world, need_every_class=needed)
+    if method.learns_from_seen and train.split == "train" and world.is_main:
+        _warn_if_all_is_known(method, data)
+    method.fit_checked(data, held_out)
+
+
+def _warn_if_all_is_known(method: PostHoc, data: FitData) -> None:
+    """Say what it means when a model makes no mistakes on the images a method learns from."""
+    some = np.linspace(0, len(data.labels) - 1, min(len(data.labels), LOOKED_AT)).astype(int)
+    right = np.concatenate(
+        [data.rows.read(part).argmax(1).numpy() == data.labels[part].numpy() for part in np.array_split(some, 10)]
+    )
+    if right.mean() >= ALL_KNOWN:
+        warnings.warn(
+            f"the model recognises {100 * right.mean():.1f} % of the training images {type(method).__name__} learns "
+            "from, so they show little of its errors on new images; hold some out and use HALO or Auto "
+            "(--method halo, --method auto)",
+            stacklevel=2,
+        )
 
 
 def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, seed: int = 0) -> Few | None:

@@ -37,9 +37,9 @@ from longtail.posthoc.crt import require_features
 from longtail.posthoc.heads import LinearHead, balanced_head, lda_head, spread
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.stack import Held, Stack, sample_weights
+from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
 
-NEVER = -1e4  # logit of a class with target prior 0: finite, and below every other
 NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
 WAYS = (
@@ -54,7 +54,8 @@ class HALO(PostHoc):
 
     Args:
         target_prior: class frequencies to be right for: "uniform" (balanced recognition), "train" (as in training),
-            or weights or counts (K,); a class of weight 0 is never predicted. `with_target_prior` changes it later.
+            weights or counts (K,), or a CSV file of class,weight; a class of weight 0 is never predicted.
+            `with_target_prior` changes it later.
         held_out: "validation": the numbers are fitted on the held-out outputs given as `validation`. "cross-fit":
             for a frozen backbone that was not trained on these images (a linear probe): the heads are fitted anew in
             folds, and the numbers on the samples each fold left out. Only you can know that; it is never assumed.
@@ -62,8 +63,8 @@ class HALO(PostHoc):
         seed: decides the folds.
 
     Fitted attributes: `numbers_` (by name), `heads_` (the stack, empty where only logits are known), `log_prior_`
-    (K,), `log_norms_` (K,) standardised, `held_out_` (how unseen samples were come by), `missing_` (classes without
-    an unseen sample), `result_`.
+    (K,), `log_target_` (K,), `log_norms_` (K,) standardised, `held_out_` (where unseen samples came from), `missing_`
+    (classes without an unseen sample), `result_`.
 
     >>> rng = np.random.default_rng(0)
     >>> y = np.repeat([0, 1], [90, 10])
@@ -72,6 +73,8 @@ class HALO(PostHoc):
     >>> halo.held_out_
     'logits alone; 50 held-out samples'
     """
+
+    learns_from_seen = False
 
     def __init__(
         self,
@@ -90,8 +93,7 @@ class HALO(PostHoc):
         choose("held_out", self.held_out, ("validation", "cross-fit"))
         number("tolerance", self.tolerance, above=0)
         whole_number("seed", self.seed, at_least=0)
-        if isinstance(self.target_prior, str):
-            choose("target_prior", self.target_prior, ("uniform", "train"))
+        check_target_prior(self.target_prior)
 
     @property
     def needs_validation(self) -> bool:
@@ -99,7 +101,8 @@ class HALO(PostHoc):
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         self.log_prior_ = np.log(data.class_counts / data.class_counts.sum())
-        log_target(self.target_prior, self.log_prior_)  # what cannot be is refused before anything is computed
+        self.class_names_ = data.class_names
+        self._set_target(self.target_prior)  # what cannot be is refused before anything is computed
         norms = np.log(data.weight_norms)
         self.log_norms_ = (norms - norms.mean()) / norms.std() if np.ptp(norms) > 1e-9 else np.zeros(len(norms))
         self.heads_: dict[str, LinearHead] = {}
@@ -152,21 +155,30 @@ class HALO(PostHoc):
         self.numbers_ = dict(zip(names, solution.x.tolist(), strict=True))
         self.result_ = FitResult.of(solution)
 
+    def refitted(self, train: FitData, held_out: FitData) -> Self:
+        """The same heads with numbers fitted on other held-out samples."""
+        changed = copy.copy(self)
+        changed._fit_numbers(partial(_model_scores, held_out, self.heads_), held_out.labels.numpy(), train)
+        return changed
+
     def with_target_prior(self, target_prior: Any) -> Self:
         """The same fit for another distribution of classes; nothing is fitted again."""
         check_is_fitted(self)
         changed = copy.copy(self)
-        changed.target_prior = target_prior
-        changed.check_settings()
-        log_target(target_prior, self.log_prior_)
+        changed._set_target(target_prior)
         return changed
+
+    def _set_target(self, target_prior: Any) -> None:
+        check_target_prior(target_prior)
+        self.target_prior = target_prior
+        self.log_target_ = log_target(target_prior, self.log_prior_, self.class_names_)
 
     @property
     def _shift(self) -> np.ndarray:
         """(K,) what is added to the mixed scores."""
         numbers = self.numbers_
         shift = (numbers["prior"] - 0.5) * self.log_prior_ + numbers.get("norms", 0.0) * self.log_norms_
-        return shift + log_target(self.target_prior, self.log_prior_)
+        return np.asarray(shift + self.log_target_)
 
     @property
     def _own_factor(self) -> float:
@@ -180,21 +192,16 @@ class HALO(PostHoc):
             inputs = torch.as_tensor(require_features(features, self, width)).to(logits)
             for name, head in self.heads_.items():
                 mixed = mixed + self.numbers_[name] * head.scores(inputs)
-        shift = self._shift
-        mixed = mixed + torch.from_numpy(shift).to(mixed)
-        never = torch.from_numpy(np.isneginf(shift)).to(mixed.device)
-        return mixed.masked_fill(never, NEVER)
+        return shifted(mixed, self._shift)
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         check_is_fitted(self)
         old = torch.zeros(len(weight)) if bias is None else bias.cpu()
-        folded, shift = self._own_factor * weight.cpu().double(), self._shift
-        offset = self._own_factor * old.double() + torch.from_numpy(shift)
+        folded, offset = self._own_factor * weight.cpu().double(), self._own_factor * old.double()
         for name, head in self.heads_.items():
             folded = folded + self.numbers_[name] * torch.from_numpy(head.weight)
             offset = offset + self.numbers_[name] * torch.from_numpy(head.bias)
-        never = torch.from_numpy(np.isneginf(shift))
-        folded, offset = folded.masked_fill(never.unsqueeze(1), 0.0), offset.masked_fill(never, NEVER)
+        folded, offset = shifted_head(folded, offset, self._shift)
         return folded.to(weight.dtype).to(weight.device), offset.to(weight.dtype).to(weight.device)
 
     @property
@@ -241,19 +248,3 @@ def stack_heads(data: FitData, features: Array, tolerance: float) -> dict[str, L
         wide = spread(LogitRows(features), frequency, world, centred)
         heads[name] = centred.times(own / wide if wide > NOTHING else 0.0)
     return heads
-
-
-def log_target(target_prior: Any, log_prior: np.ndarray) -> np.ndarray:
-    """Logarithm of a target prior (K,), -inf for a class of weight 0."""
-    if isinstance(target_prior, str):
-        return np.zeros(len(log_prior)) if target_prior == "uniform" else log_prior
-    weights = np.asarray(target_prior, dtype=np.float64)
-    if weights.shape != log_prior.shape:
-        raise UserError(f"target_prior must have one weight per class: shape {log_prior.shape}, not {weights.shape}")
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        wrong = int(np.argmax(~np.isfinite(weights) | (weights < 0)))
-        raise UserError(f"target_prior[{wrong}] is {weights[wrong]:g}; weights are finite and at least 0")
-    if not weights.any():
-        raise UserError("target_prior is 0 for every class; at least one must be expected")
-    with np.errstate(divide="ignore"):
-        return np.log(weights / weights.sum())

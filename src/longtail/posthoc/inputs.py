@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ class FitData:
         weight: (K, D) of the head, if known.
         bias: (K,) of the head, if known.
         world: processes that share the work; each of them has all of the data at hand.
+        names: (K,) of the classes in files, where they are not `classes`.
     """
 
     rows: LogitRows
@@ -54,9 +55,22 @@ class FitData:
     bias: Tensor | None = None
     world: World = SINGLE_PROCESS
 
+    names: tuple[str, ...] | None = None
+
     @property
     def num_classes(self) -> int:
         return self.rows.shape[1]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """(K,) what files call the classes."""
+        return self.names or tuple(str(name) for name in self.classes)
+
+    def part(self, chosen: np.ndarray) -> FitData:
+        """Some of the samples, by index."""
+        features = None if self.features is None else np.asarray(LogitRows(self.features).read(chosen))
+        rows, labels = LogitRows(self.rows.read(chosen)), self.labels[torch.from_numpy(chosen)]
+        return replace(self, rows=rows, labels=labels, features=features)
 
     @cached_property
     def seen_counts(self) -> np.ndarray:
@@ -118,4 +132,5 @@ def from_outputs(outputs: Outputs, world: World = SINGLE_PROCESS, *, need_every_
         weight=weight,
         bias=bias,
         world=world,
+        names=tuple(outputs.class_names),
     )

@@ -34,6 +34,7 @@ class LogitAdjustment(AffinePostHoc):
 
     tuned = ("tau",)
     needs_every_class = False
+    learns_from_seen = False
 
     def __init__(self, tau: float | Literal["auto"] = 1.0) -> None:
         self.tau = tau

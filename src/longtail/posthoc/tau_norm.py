@@ -32,6 +32,8 @@ class TauNorm(AffinePostHoc):
     tuned = ("tau",)
     needs_every_class = False
 
+    learns_from_seen = False
+
     def __init__(self, tau: float | Literal["auto"] = "auto") -> None:
         self.tau = tau
 

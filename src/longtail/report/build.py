@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.errors import UserError
 from longtail.extraction.run import Extractor
 from longtail.methods import POSTHOC_METHODS, build_posthoc
-from longtail.metrics.scores import evaluate_logits
+from longtail.metrics.scores import Metrics, evaluate_logits
 from longtail.networks.saved_heads import saved_head
 from longtail.outputs.record import Outputs
 from longtail.posthoc.marc import MARC
@@ -38,17 +39,10 @@ def report_run(
     A calibrated run is shown beside the run it came from. For a trained run it is the calibration that was
     written last below it; where there is none, MARC is fitted for the report.
     """
-    run, *rest = runs
-    calibrated = run.folder if run.calibration else next(iter(calibrations_of(run)), None)
-    run = Run.open(run.calibration.run) if run.calibration else run
-    split = next((name for name in ("test", "validation") if name in run.split_sizes), None)
-    if split is None:
-        raise UserError(f"{run.folder} has neither a test nor a validation split; a report needs held-out images")
-    extractor = Extractor(run, root=root, workers=workers, display=display)
-    train, held_out = extractor.outputs("train", views=1), extractor.outputs(split)
-    validation = extractor.outputs("validation") if "validation" in run.split_sizes else None
-    images = run.images(split, extractor.splits)
-    after, facts = _fitted_marc(train, held_out, validation) if calibrated is None else _stored(calibrated, held_out)
+    first, *rest = runs
+    opened = opened_run(first, root=root, workers=workers, display=display)
+    run, train, split, facts = opened.run, opened.train, opened.held_out.split, opened.facts
+    images = run.images(split, opened.extractor.splits)
     context = Context(
         title=title_of(run),
         command=["longtail", "calibrate", str(run.folder), "--overwrite"],
@@ -64,7 +58,34 @@ def report_run(
         read_image=lambda index: picture(images, index),
     )
     display.line(f"about {facts['calibration']}")
-    return write_report(train, held_out, validation, after, context, out, display)
+    return write_report(train, opened.held_out, opened.validation, opened.after, context, out, display)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run before and after its calibration: outputs of its splits, and where the calibration comes from."""
+
+    run: Run
+    extractor: Extractor
+    train: Outputs
+    held_out: Outputs
+    validation: Outputs | None
+    after: Calibrated
+    facts: dict[str, str]
+
+
+def opened_run(run: Run, *, root: str | None, workers: int, display: Display) -> Opened:
+    """A run, or the run that a calibrated one came from, with the calibration that is shown beside it."""
+    calibrated = run.folder if run.calibration else next(iter(calibrations_of(run)), None)
+    run = Run.open(run.calibration.run) if run.calibration else run
+    split = next((name for name in ("test", "validation") if name in run.split_sizes), None)
+    if split is None:
+        raise UserError(f"{run.folder} has neither a test nor a validation split; a report needs held-out images")
+    extractor = Extractor(run, root=root, workers=workers, display=display)
+    train, held_out = extractor.outputs("train", views=1), extractor.outputs(split)
+    validation = extractor.outputs("validation") if "validation" in run.split_sizes else None
+    after, facts = _fitted_marc(train, held_out, validation) if calibrated is None else _stored(calibrated, held_out)
+    return Opened(run, extractor, train, held_out, validation, after, facts)
 
 
 def _fitted_marc(train: Outputs, held_out: Outputs, validation: Outputs | None) -> tuple[Calibrated, dict[str, str]]:
@@ -125,17 +146,25 @@ def checkpoint_row(
     model_run: Run, data_run: Run, split: str, root: str | None, workers: int, display: Display
 ) -> dict[str, Any]:
     """Another checkpoint, calibrated on the training images of `data_run` and scored on its held-out ones."""
+    before, after = calibrated_elsewhere(model_run, data_run, split, root, workers, display)
+    data = f"{title_of(model_run)} ({model_run.folder.name})"
+    return {"data": data, "before": round(100 * before.balanced, 1), "after": round(100 * after.balanced, 1)}
+
+
+def calibrated_elsewhere(
+    model_run: Run, data_run: Run, split: str, root: str | None, workers: int, display: Display
+) -> tuple[Metrics, Metrics]:
+    """A network before and after MARC on the training images of another run, scored on its held-out images."""
     if model_run.class_names != data_run.class_names:
         raise UserError(f"{model_run.folder} and {data_run.folder} do not have the same classes")
     extractor = Extractor(model_run, data_run=data_run, root=root, workers=workers, display=display)
     held_out = extractor.outputs(split)
     marc = MARC().fit(extractor.outputs("train", views=1))
-    scores = [
-        100 * evaluate_logits(logits, held_out.labels, held_out.counts_for_groups).balanced
-        for logits in (held_out.rows().read(slice(None)).numpy(), marc.transform(held_out))
-    ]
-    data = f"{title_of(model_run)} ({model_run.folder.name})"
-    return {"data": data, "before": round(scores[0], 1), "after": round(scores[1], 1)}
+    before, after = (
+        evaluate_logits(logits, held_out.labels, held_out.counts_for_groups)
+        for logits in (held_out.rows().read(slice(None)).numpy(), np.asarray(marc.transform(held_out)))
+    )
+    return before, after
 
 
 def picture(images: Images, index: int) -> Image.Image:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,27 @@ from longtail.report.summary import Summary, grouped_confusion
 UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def write_figures(summary: Summary, folder: Path) -> list[Path]:
-    """Every figure in every format; returns the files. DisAlign is shown where it was fitted."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_figures(summary: Summary, folder: Path, names: Collection[str] | None = None) -> list[Path]:
+    """Every figure, or those named, in every format; returns the files. DisAlign is shown where it was fitted."""
     files = []
     with drawing():
-        for name, draw in FIGURES.items():
+        for name in FIGURES if names is None else names:
             if name == "disalign-beside-marc" and not {"DisAlign", "MARC"} <= set(_states(summary)):
                 continue
-            figure = draw(summary)
-            FigureCanvasAgg(figure)
-            # Laid out once: anew for every format it would cost more than all the drawing.
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-            for kind in UNDATED:
-                path = folder / f"{name}.{kind}"
-                figure.savefig(path, dpi=160, metadata=UNDATED[kind])
-                files.append(path)
+            files += save(FIGURES[name](summary), folder, name)
+    return files
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """A figure in every format; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure)
+    # Laid out once: anew for every format it would cost more than all the drawing.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    files = [folder / f"{name}.{kind}" for kind in UNDATED]
+    for path, metadata in zip(files, UNDATED.values(), strict=True):
+        figure.savefig(path, dpi=160, metadata=metadata)
     return files
 
 

@@ -141,11 +141,10 @@ def summarise(
     states = {
         known.title: describe_state(known.title, known.logits, held_out, known.parameters) for known in (after, *others)
     }
-    names = held_out.class_names or tuple(str(label) for label in range(held_out.num_classes))
     calibrated = states.pop(after.title)
     return Summary(
         split=held_out.split,
-        class_names=names,
+        class_names=held_out.names,
         class_counts=held_out.counts_for_groups,
         order=np.argsort(-held_out.counts_for_groups, kind="stable"),
         before=before,

@@ -8,9 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from longtail.core.text import percent
-from longtail.metrics.intervals import Interval
+from longtail.metrics.intervals import Fallen, Interval
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import MAIN_SCORES, SCORES, SHOTS
+from longtail.posthoc.candidates import Trial
 from longtail.report.distribution import imbalance_text
 from longtail.tasks.class_distribution import ClassDistribution
 from longtail.tasks.tables import Row, ranks, show_difference, show_interval
@@ -34,6 +35,39 @@ def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
         table.add_column(score.heading, justify="right")
     for name, metrics in rows.items():
         table.add_row(name, *(score.show(getattr(metrics, score.name)) for score in SCORES.values()))
+    return table
+
+
+def gain_text(gain: Interval) -> str:
+    """A difference in points, with its interval.
+
+    >>> gain_text(Interval(0.021, 0.01, 0.03))
+    '+2.1 [+1.0, +3.0]'
+    """
+    bounds = "" if gain.low is None or gain.high is None else f" [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+    return f"{100 * gain.value:+.1f}{bounds}"
+
+
+def fallen_text(fallen: list[Fallen], most: int = 10) -> str:
+    """Classes that fell, by name; the deepest falls only, if they are many.
+
+    >>> fallen_text([Fallen("Unknown", 0.63, 0.0), Fallen("cat", 0.8, 0.7)], most=1)
+    'Unknown 63 → 0, and 1 more'
+    """
+    more = f", and {len(fallen) - most} more" if len(fallen) > most else ""
+    return ", ".join(str(one) for one in fallen[:most]) + more
+
+
+def trial_table(trial: Trial) -> Table:
+    """What a method was chosen from."""
+    table = Table("method", title="chosen by the log-likelihood of held-out samples at the target prior")
+    for heading in ("log-likelihood", "minus the model as it is", "standard error"):
+        table.add_column(heading, justify="right")
+    chosen = trial.chosen
+    for candidate in trial.candidates:
+        mark = " ←" if candidate is chosen else ""
+        gain, error = trial.difference(candidate, trial.candidates[0])
+        table.add_row(candidate.name + mark, f"{trial.mean(candidate):.4f}", f"{gain:+.4f}", f"{error:.4f}")
     return table
 
 

@@ -58,7 +58,7 @@ def calibrate_run(
     if method.needs_validation and "validation" not in run.split_sizes:
         raise UserError(
             f"{known.title} needs images the network has not seen, and {run.folder} held none out; "
-            "train with --validation 0.1"
+            "train with --validation 0.1, or --validation 0.02 --validation-from head, which costs the tail nothing"
         )
     held_out = {split: extractor.outputs(split) for split in ("validation", "test") if split in run.split_sizes}
     validation = held_out.get("validation")

@@ -21,9 +21,11 @@ from longtail.core.formats import FORMAT, format_of
 from longtail.core.records import as_record, read_json
 from longtail.errors import UserError
 from longtail.methods import PostHocMethod
-from longtail.metrics.scores import Metrics, evaluate_chunks, evaluate_logits
+from longtail.metrics.intervals import Fallen, fallen_classes
+from longtail.metrics.scores import Metrics, predictions_of, score_predictions
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
+from longtail.posthoc.candidates import Trial
 from longtail.posthoc.heads import LinearHead
 from longtail.runs.folder import MODEL_FILE, RUN_FILE
 
@@ -85,22 +87,27 @@ class CalibrationFile:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Scores of one split before and after."""
+    """Scores of one split before and after, and the classes that fell by more than their interval."""
 
     split: str
     before: Metrics
     after: Metrics
+    fallen: list[Fallen]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"split": self.split, "before": self.before.to_dict(), "after": self.after.to_dict()}
+        fallen = [asdict(one) for one in self.fallen]
+        return {"split": self.split, "before": self.before.to_dict(), "after": self.after.to_dict(), "fallen": fallen}
 
 
 def compare_outputs(outputs: Outputs, calibrated: np.ndarray) -> Comparison:
     """Score outputs as they are and calibrated, (N, K)."""
-    counts = outputs.counts_for_groups
+    counts, labels = outputs.counts_for_groups, outputs.labels
     stored = (chunk.numpy() for _, chunk in outputs.rows().chunks())
-    before = evaluate_chunks(stored, outputs.labels, counts)
-    return Comparison(outputs.split, before, evaluate_logits(calibrated, outputs.labels, counts))
+    before = predictions_of(stored, labels)
+    after = predictions_of((calibrated[rows] for rows in outputs.rows().slices()), labels)
+    fallen = fallen_classes(before.classes == labels, after.classes == labels, labels, outputs.names)
+    old, new = (score_predictions(predictions, labels, counts) for predictions in (before, after))
+    return Comparison(outputs.split, old, new, fallen)
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:
@@ -123,7 +130,7 @@ def write_calibration(
         method=name,
         title=known.title,
         paper=known.paper,
-        settings=_plain(method.get_params()),
+        settings=_plain(method.get_params(deep=False)),
         chosen=method.chosen_,
         parameters=getattr(method, "n_parameters_", None),
         fitted_on=FittedOn.of(fitted_on),
@@ -160,9 +167,14 @@ def write_scores(folder: Path, scores: list[Comparison], model: str | None) -> N
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return value.tolist() if value.ndim <= 1 else f"array of shape {value.shape}, see the weights"
+        listed = [None if item == -np.inf else item for item in value.tolist()] if value.ndim == 1 else value.tolist()
+        return listed if value.ndim <= 1 else f"array of shape {value.shape}, see the weights"
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, PostHoc):
+        return {"class": type(value).__name__, **_plain(value.get_params(deep=False))}
+    if isinstance(value, Trial):
+        return {one.name: {"log_likelihood": value.mean(one)} for one in value.candidates}
     if isinstance(value, LinearHead):
         return f"linear head of shape {value.weight.shape}, folded into the weights"
     return value.item() if isinstance(value, np.generic) else value

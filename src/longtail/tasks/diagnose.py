@@ -1,9 +1,8 @@
 """Is this classifier long-tail biased, and would calibration help? Answered on held-out outputs.
 
-The signs: mean margins and logits that fall with class size, tail classes recognised worse than
-head classes. The test: the gain of balanced accuracy by MARC, with its interval. If training
-outputs are at hand MARC is fitted on them; if not, on parts of the held-out outputs, each sample
-scored by a fit that has not seen it.
+The signs: mean margins and logits that fall with class size, tail classes recognised worse than head
+classes. The test: the methods that `auto` chooses from are fitted as `calibrate` would fit them, and
+the gain of balanced accuracy by the chosen one is given with its interval.
 """
 
 from __future__ import annotations
@@ -14,49 +13,84 @@ from typing import Any
 import numpy as np
 
 from longtail.errors import UserError
-from longtail.metrics.intervals import Interval, paired_difference
+from longtail.methods import POSTHOC_METHODS
+from longtail.metrics.intervals import Fallen, Interval, fallen_classes, paired_difference
 from longtail.metrics.scores import Metrics
 from longtail.metrics.state import State, describe_state
 from longtail.outputs.record import Outputs
-from longtail.posthoc.marc import MARC
+from longtail.posthoc.candidates import Candidate, Trial, try_candidates
+from longtail.posthoc.inputs import from_outputs
 
-FOLDS = 5
+FALLS = 0.3  # rank correlation of class size and mean margin from which margins are said to fall
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One method: log-likelihood of held-out samples at the target prior, and the gain of balanced accuracy."""
+
+    name: str
+    likelihood: float
+    gain: Interval
+
+    @property
+    def title(self) -> str:
+        return "Softmax (as it is)" if self.name == "softmax" else POSTHOC_METHODS[self.name].title
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found; `gain` is balanced accuracy after minus before."""
+    """What was found.
+
+    Args:
+        split: of the held-out samples.
+        samples: how many they are.
+        before: the model as it is.
+        tried: every candidate.
+        method: name of the one that `--method auto` takes; softmax for leaving the model as it is.
+        nearest: the method that `gain` belongs to: the same, or the likeliest where the model is left as it is.
+        gain: balanced accuracy after minus before.
+        tail_gain: the same over the half of the classes with fewer training images.
+        fallen: classes that it makes worse by more than their interval.
+        fitted: how the methods were fitted.
+    """
 
     split: str
     samples: int
     before: State
+    tried: list[Tried]
+    method: str
+    nearest: str
     gain: Interval
     tail_gain: Interval
-    cross_fitted: bool
+    fallen: list[Fallen]
+    fitted: str
+
+    @property
+    def helps(self) -> bool:
+        """Whether a method is surely better than the model as it is, in likelihood and in balanced accuracy."""
+        return self.method != "softmax" and (self.gain.low or 0) > 0
 
     @property
     def biased(self) -> bool:
-        """Whether margins fall with class size and repairing them surely helps."""
-        return self.before.correlation["margins"] > 0.3 and self.gain.excludes_zero and self.gain.value > 0
+        """Whether margins fall with class size and a method surely helps."""
+        return self.helps and self.before.correlation["margins"] > FALLS
 
     def sentences(self) -> str:
         """The recommendation, in two sentences."""
         margin = self.before.correlation["margins"]
+        sign = "Margins fall with class size" if margin > FALLS else "Margins do not fall clearly with class size"
         low, high = (100 * (bound or 0) for bound in (self.gain.low, self.gain.high))
         expected = f"{100 * self.gain.value:+.1f} points of balanced accuracy [{low:+.1f}, {high:+.1f}]"
+        title = POSTHOC_METHODS[self.nearest].title
+        first = f"{sign} (rank correlation {margin:+.2f})"
         if self.biased:
-            return (
-                f"This classifier is long-tail biased: its margins fall with class size "
-                f"(rank correlation {margin:+.2f}). Calibrate it: expect {expected} on images like these."
-            )
-        if self.gain.excludes_zero and self.gain.value > 0:
-            return (
-                f"Margins do not fall clearly with class size (rank correlation {margin:+.2f}), yet classes are "
-                f"treated unequally. Calibration helps all the same: expect {expected}."
-            )
-        sign = "Margins fall with class size" if margin > 0.3 else "Margins do not fall clearly with class size"
+            first = f"This classifier is long-tail biased: its margins fall with class size ({margin:+.2f})"
+        if self.helps:
+            return f"{first}. Calibrate with {title}, {self.fitted}: expect {expected} on images like these."
+        if high < 0:
+            return f"{first}, and calibration would cost accuracy ({title}: {expected}). Leave the classifier as it is."
         return (
-            f"{sign} (rank correlation {margin:+.2f}), but calibration shows no sure gain: {expected}. "
+            f"{first}; no method is surely better than the model as it is (the likeliest, {title}: {expected}). "
             "Leave the classifier as it is, or bring more held-out images to be sure."
         )
 
@@ -70,10 +104,14 @@ class Diagnosis:
             "many": metrics.many,
             "medium": metrics.medium,
             "few": metrics.few,
+            "biased": self.biased,
+            "method": self.method,
+            "gain_of": self.nearest,
             "gain": vars(self.gain),
             "tail_gain": vars(self.tail_gain),
-            "cross_fitted": self.cross_fitted,
-            "biased": self.biased,
+            "fallen": [vars(one) for one in self.fallen],
+            "fitted": self.fitted,
+            "tried": [{"method": t.name, "log_likelihood": t.likelihood, "gain": vars(t.gain)} for t in self.tried],
             "recommendation": self.sentences(),
         }
 
@@ -82,45 +120,38 @@ def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
     """Diagnose a model from held-out outputs; `class_counts` must be those of its training set."""
     if len(np.unique(held_out.class_counts)) == 1:
         raise UserError("all classes have the same number of training images: there is no long tail to diagnose")
-    before = held_out.rows().read(slice(None)).numpy()
-    after = cross_fitted(held_out) if train is None else np.asarray(MARC().fit(train).transform(held_out))
-    hits = [logits.argmax(1) == held_out.labels for logits in (after, before)]
     # The tail is the half of the classes with fewer training images.
     order = np.argsort(-held_out.class_counts, kind="stable")
     tail = np.isin(held_out.labels, order[len(order) // 2 :])
     if not tail.any():
         raise UserError(f"the {held_out.split} outputs hold no sample of a tail class")
+    seen = None if train is None else from_outputs(train)
+    trial = try_candidates(seen, from_outputs(held_out, need_every_class=False), "uniform")
+    as_it_is, chosen = trial.candidates[0], trial.chosen
+    nearest = chosen if chosen is not as_it_is else max(trial.candidates[1:], key=trial.mean)
+    before = held_out.rows().read(slice(None)).numpy()
     return Diagnosis(
         split=held_out.split,
         samples=len(held_out),
         before=describe_state("before", before, held_out),
-        gain=paired_difference(hits[0], hits[1], held_out.labels),
-        tail_gain=paired_difference(hits[0][tail], hits[1][tail], held_out.labels[tail]),
-        cross_fitted=train is None,
+        tried=[_tried(candidate, trial, held_out.labels) for candidate in trial.candidates],
+        method=chosen.name,
+        nearest=nearest.name,
+        gain=paired_difference(nearest.hits, as_it_is.hits, held_out.labels),
+        tail_gain=paired_difference(nearest.hits[tail], as_it_is.hits[tail], held_out.labels[tail]),
+        fallen=fallen_classes(as_it_is.hits, nearest.hits, held_out.labels, held_out.names),
+        fitted=_fitted(nearest, train),
     )
 
 
-def cross_fitted(outputs: Outputs, *, seed: int = 0) -> np.ndarray:
-    """Repaired logits (N, K): each fold's by a MARC fitted on the other folds."""
-    per_class = np.bincount(outputs.labels, minlength=outputs.num_classes)
-    folds = min(FOLDS, int(per_class.min()))
-    if folds < 2:
-        scarce = int(np.argmin(per_class))
-        raise UserError(
-            f"class {scarce} has {per_class[scarce]} held-out samples; at least 2 of every class are needed to try "
-            "calibration on parts of them, or training outputs (--train)"
-        )
-    rng = np.random.default_rng(seed)
-    fold = np.empty(len(outputs), dtype=int)
-    for label in range(outputs.num_classes):
-        own = rng.permutation(np.flatnonzero(outputs.labels == label))
-        fold[own] = np.arange(len(own)) % folds
-    logits = outputs.rows().read(slice(None)).numpy()
-    repaired = np.empty_like(logits)
-    known = {"weight_norms": outputs.weight_norms}
-    for number in range(folds):
-        held, kept = fold == number, fold != number
-        # Weights even out the classes among the samples at hand, as on the training set.
-        method = MARC().fit(logits[kept], outputs.labels[kept], class_counts=per_class, **known)
-        repaired[held] = method.transform(logits[held])
-    return repaired
+def _tried(candidate: Candidate, trial: Trial, labels: np.ndarray) -> Tried:
+    gain = paired_difference(candidate.hits, trial.candidates[0].hits, labels)
+    return Tried(candidate.name, trial.mean(candidate), gain)
+
+
+def _fitted(candidate: Candidate, train: Outputs | None) -> str:
+    if candidate.name == "logit-adjustment":
+        return "which needs the class counts alone"
+    if candidate.name == "halo":
+        return "fitted on held-out images"
+    return "fitted on training images" if train is not None else "fitted on held-out images"

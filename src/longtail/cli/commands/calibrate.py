@@ -14,6 +14,7 @@ from longtail.errors import UserError
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
+    from longtail.runs.folder import Run
     from longtail.tasks.calibration import Comparison
 
 HELP = """Repair a trained classifier: MARC by default, any post-hoc method by name.
@@ -31,6 +32,9 @@ is written to head.safetensors.
 Examples:
   longtail calibrate runs/digits
   longtail calibrate runs/c10 --options gamma auto
+  longtail calibrate runs/c10 --method auto
+  longtail calibrate runs/c10 --method halo --options target-prior prior.csv
+  longtail calibrate runs/c10 --method marc --then temperature
   longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
   longtail calibrate train.npz --test test.npz --out calibrated
 """
@@ -46,6 +50,8 @@ class Calibrate(Output):
     """Post-hoc method; `longtail methods` lists them."""
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
+    then: Literal["temperature"] | None = None
+    """Afterwards: one temperature for honest confidence, fitted on the held-out images."""
     out: Path | None = None
     """Where the result goes (default: RUN/METHOD; needed for a file)."""
     overwrite: bool = False
@@ -89,7 +95,8 @@ def _calibrate_run(options: Calibrate) -> int:
 
     with join(options.device) as world:
         run = Run.open(options.source)
-        method = build_posthoc_for(run, options.method, options.options)
+        run, method = _origin(options, run), build_posthoc_for(run, options.method, options.options)
+        method = _then(options, method)
         world.require_alike(
             model=run.model_identity,
             method=options.method,
@@ -114,6 +121,25 @@ def _calibrate_run(options: Calibrate) -> int:
     return 0
 
 
+def _then(options: Calibrate, method: PostHoc) -> PostHoc:
+    from longtail.posthoc.tempered import Tempered
+
+    return method if options.then is None else Tempered(method)
+
+
+def _origin(options: Calibrate, run: Run) -> Run:
+    """The run to calibrate: of a calibrated one, the run it came from."""
+    from longtail.runs.folder import Run
+
+    if run.calibration is None:
+        return run
+    origin = Run.open(run.calibration.run)
+    if origin.model_identity != run.calibration.model:
+        raise UserError(f"{run.folder} is calibrated already, and {origin.folder}, where it came from, has changed")
+    options.display().line(f"{run.folder} is calibrated already ({run.calibration.title}): calibrating {origin.folder}")
+    return origin
+
+
 def _calibrate_file(options: Calibrate) -> int:
     from longtail.distributed.world import join
     from longtail.methods import build_posthoc
@@ -122,7 +148,7 @@ def _calibrate_file(options: Calibrate) -> int:
 
     if options.out is None:
         raise UserError("say where the result goes: --out FOLDER")
-    method = build_posthoc(options.method, options.options)
+    method = _then(options, build_posthoc(options.method, options.options))
     with join("cpu") as world:
         train = read_outputs(options.source, options.labels)
         world.require_alike(method=options.method, options=options.options, samples=len(train))
@@ -141,11 +167,19 @@ def _calibrate_file(options: Calibrate) -> int:
 
 
 def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
-    from longtail.report.terminal import comparison_table
+    from longtail.posthoc import HALO, Auto, Tempered
+    from longtail.report.terminal import comparison_table, fallen_text, trial_table
 
     display = options.display()
     for score in scores:
         display.table(comparison_table(score.split, {"before": score.before, options.method: score.after}))
+        if score.fallen:
+            display.line(f"{score.split}: recognised less often than before: {fallen_text(score.fallen)}")
+    inner = method.method if isinstance(method, Tempered) else method
+    if isinstance(inner, Auto):
+        display.table(trial_table(inner.trial_))
+    if isinstance(inner, HALO):
+        display.line(f"fitted on {inner.held_out_}")
     result = method.result_
     state = "solved" if result.converged else "NOT solved"
     chosen = "".join(f", {name} {value:g}" for name, value in method.chosen_.items())

@@ -9,7 +9,7 @@ import tyro
 
 from longtail.cli.commands.train import starting_point
 from longtail.cli.parsing import Output, parse
-from longtail.config import TrainConfig
+from longtail.config import TrainConfig, describe
 from longtail.errors import UserError
 
 HELP = """Compare methods on one data set over several seeds.
@@ -46,13 +46,18 @@ class Compare(Output):
     """Cells to work on at a time."""
 
 
+def refuse_single(given: TrainConfig, start: TrainConfig) -> None:
+    """Settings of which a comparison takes several must be left as they are."""
+    for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
+        if getattr(given, one) != getattr(start, one):
+            raise UserError(f"--{one} is for a single run; a comparison takes --{several}")
+
+
 def main(arguments: list[str]) -> int:
     start, rest = starting_point(arguments)
     default = Compare(settings=start, methods=tyro.MISSING, out=tyro.MISSING)
     options = parse(Compare, rest, "compare", HELP, default=default)
-    for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
-        if getattr(options.settings, one) != getattr(start, one):
-            raise UserError(f"--{one} is for a single run; a comparison takes --{several}")
+    refuse_single(options.settings, start)
     from longtail.report.terminal import terminal_table
     from longtail.tasks.compare import compare
     from longtail.tasks.tables import summarise, write_tables
@@ -75,10 +80,3 @@ def main(arguments: list[str]) -> int:
     scores = {row.method: {name: vars(value) if value else None for name, value in row.scores.items()} for row in rows}
     options.print_json(scores)
     return 0
-
-
-def describe(config: TrainConfig) -> str:
-    """The comparison in one line."""
-    tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
-    length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
-    return f"{config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"

@@ -12,13 +12,16 @@ from longtail.cli.parsing import Output, parse, refuse
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from longtail.outputs.record import Outputs
     from longtail.tasks.diagnose import Diagnosis
 
 HELP = """Is this model long-tail biased, and would calibration help?
 
-Looks at held-out outputs: how mean margins and logits go with class size, and how much balanced
-accuracy margin calibration would gain, with an interval; says what to do in two sentences.
+Looks at held-out outputs: how mean margins and logits go with class size. Then tries the methods that
+`longtail calibrate --method auto` chooses from, fitted as calibrate fits them, and says what the chosen
+one gains in balanced accuracy, with an interval, and what to do, in two sentences.
 
 Of a run, the validation split is used unless another is named. Of a file of saved logits (see
 `longtail calibrate`), give held-out samples; it needs class_counts of the training set in the file,
@@ -84,7 +87,9 @@ def _of_file(options: Diagnose) -> tuple[Outputs, Outputs | None]:
 def _show(options: Diagnose, diagnosis: Diagnosis) -> None:
     from rich.table import Table
 
+    from longtail.methods import POSTHOC_METHODS
     from longtail.metrics.table import SCORES
+    from longtail.report.terminal import fallen_text
 
     metrics = diagnosis.before.metrics
     table = Table("sign", title=f"{diagnosis.samples} {diagnosis.split} samples")
@@ -93,10 +98,29 @@ def _show(options: Diagnose, diagnosis: Diagnosis) -> None:
         table.add_row(f"rank correlation of class size and mean {name[:-1]}", f"{value:+.2f}")
     for score in SCORES.values():
         table.add_row(score.heading, score.show(getattr(metrics, score.name)))
-    for name, gain in (("all classes", diagnosis.gain), ("the tail half", diagnosis.tail_gain)):
-        bounds = f" [{100 * (gain.low or 0):+.1f}, {100 * (gain.high or 0):+.1f}]"
-        table.add_row(f"gain of calibration, {name} (points)", f"{100 * gain.value:+.1f}{bounds}")
     display = options.display()
     display.table(table)
+    display.table(_tried(diagnosis))
+    if diagnosis.fallen:
+        title = POSTHOC_METHODS[diagnosis.nearest].title
+        display.line(f"{title} recognises these classes less often: {fallen_text(diagnosis.fallen)}")
     display.out.print(diagnosis.sentences(), markup=False)
     options.print_json(diagnosis.to_dict())
+
+
+def _tried(diagnosis: Diagnosis) -> Table:
+    from rich.table import Table
+
+    from longtail.methods import POSTHOC_METHODS
+    from longtail.report.terminal import gain_text
+
+    table = Table("method", title="what calibration would bring, on samples that no fit has seen")
+    for heading in ("log-likelihood", "gain of balanced accuracy (points)"):
+        table.add_column(heading, justify="right")
+    for tried in diagnosis.tried:
+        mark = " ←" if tried.name == diagnosis.method else ""
+        gain = "" if tried.name == "softmax" else gain_text(tried.gain)
+        table.add_row(f"{tried.title}{mark}", f"{tried.likelihood:.4f}", gain)
+    tail = POSTHOC_METHODS[diagnosis.nearest].title
+    table.caption = f"{tail}, the tail half of the classes: {gain_text(diagnosis.tail_gain)}"
+    return table

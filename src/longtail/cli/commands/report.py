@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from longtail.cli.parsing import Output, parse, refuse
 from longtail.errors import UserError
+
+if TYPE_CHECKING:
+    from longtail.runs.folder import Run
 
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
 
@@ -18,11 +21,14 @@ matrices, F1, DisAlign beside MARC, reliability, who wins and who loses, the wor
 images, and a slider over operating points with the command that applies the chosen one. Further
 runs on the same classes show the effect of the stage-one data.
 
+With --f1 only one figure: macro F1 before and after, a pair of bars per data set, of runs on any data sets.
+
 Of saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
 
 Examples:
   longtail report runs/digits
   longtail report runs/c100-200 runs/c100-100 runs/c100-50 --out reports/c100
+  longtail report --f1 runs/c10-100 runs/c10-200 runs/c100-100 --out reports/f1
   longtail report train.npz --test test.npz --out reports/mine
 """
 
@@ -39,6 +45,8 @@ class Report(Output):
     """File: held-out logits and labels to report on."""
     validation: Path | None = None
     """File: held-out logits and labels to choose the operating point by."""
+    f1: bool = False
+    """Runs: only the figure of macro F1 over data sets, into --out."""
     root: str | None = None
     """Run: folder of the data set, if it has moved since training."""
     workers: int = 4
@@ -49,21 +57,41 @@ def main(arguments: list[str]) -> int:
     options = parse(Report, arguments, "report", HELP)
     if not options.sources:
         raise UserError("name a run folder or a file of saved logits: longtail report RUN")
+    if options.f1:
+        return _f1(options)
     page = _of_file(options) if options.sources[0].is_file() else _of_runs(options)
     options.display().line(f"written: {page} (figures in {page.parent / 'figures'})")
     options.print_json({"page": str(page)})
     return 0
 
 
-def _of_runs(options: Report) -> Path:
-    from longtail.report.build import report_run
+def _open(options: Report) -> list[Run]:
     from longtail.runs.folder import Run
 
     refuse(options, ("test", "validation"), options.sources[0], "a run")
     for source in options.sources:
         if (found := sorted((source / "runs").glob("*/run.json"))) and not (source / "run.json").is_file():
             raise UserError(f"{source} is a comparison; report on one of its runs: longtail report {found[0].parent}")
-    runs = [Run.open(source) for source in options.sources]
+    return [Run.open(source) for source in options.sources]
+
+
+def _f1(options: Report) -> int:
+    from longtail.report.f1 import NAME, f1_of_runs
+
+    runs = _open(options)
+    if options.out is None:
+        raise UserError("--f1 is about several runs: give the folder of the figure with --out FOLDER")
+    display = options.display()
+    scores = f1_of_runs(runs, options.out, root=options.root, workers=options.workers, display=display)
+    display.line(f"written: {options.out / NAME}.png (also SVG, PDF and JSON)")
+    options.print_json({name: vars(score) for name, score in scores.items()})
+    return 0
+
+
+def _of_runs(options: Report) -> Path:
+    from longtail.report.build import report_run
+
+    runs = _open(options)
     out = options.out or options.sources[0] / "report"
     return report_run(runs, out, root=options.root, workers=options.workers, display=options.display())[0]
 

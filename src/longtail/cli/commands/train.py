@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,14 +62,17 @@ def main(arguments: list[str]) -> int:
     return run(options)
 
 
-def starting_point(arguments: list[str]) -> tuple[TrainConfig, list[str]]:
-    """The configuration that options are applied to, and the options."""
+def starting_point(
+    arguments: list[str], instead: Callable[[TrainConfig], TrainConfig] | None = None
+) -> tuple[TrainConfig, list[str]]:
+    """The configuration that options are applied to, and the options; `instead` may replace that of a recipe."""
     rest = list(arguments)
     base = TrainConfig(epochs=90)
     if "--resume" in rest and (folder := _value(rest, "--out")):
         base = _stored(Path(folder)) or base
     if rest and not rest[0].startswith("-"):
         base = RECIPES[choose("recipe", rest.pop(0), RECIPES)]
+        base = instead(base) if instead else base
     if file := _value(rest, "--config", remove=True):
         base = from_dict(read_toml(Path(file)), base)
     # An option for one way to say the length of training takes the place of the other.

@@ -1,0 +1,120 @@
+"""`longtail reproduce`: the paper's tables and figures by name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from longtail.cli.commands.compare import refuse_single
+from longtail.cli.commands.train import starting_point
+from longtail.cli.parsing import Output, parse
+from longtail.config import TrainConfig
+from longtail.errors import UserError, choose
+from longtail.recipes import RECIPES
+from longtail.report.paper import ITEMS, toy_of
+
+HELP = f"""Make a table or figure of the paper from nothing: train, calibrate, write it down beside the paper's numbers.
+
+longtail reproduce NAME --out FOLDER [OPTIONS]
+longtail reproduce                               lists the names, and the data each needs
+
+Names: {", ".join(ITEMS)}.
+
+Runs are kept in FOLDER/RECIPE, as `longtail compare RECIPE --out FOLDER/RECIPE` leaves them: items share them, and
+the same command goes on after an interruption. The item is written to FOLDER/NAME. Settings of training are those of
+`longtail train`; they take the place of the recipes' own. Drawings show the first seed.
+
+Examples:
+  longtail reproduce figure-gamma --toy --out paper-toy
+  longtail reproduce table-cifar --root data --download --out paper
+  longtail reproduce table-cifar --root data --recipes cifar10-lt-100 --methods softmax lws marc --epochs 60 --out paper
+"""
+
+
+@dataclass(frozen=True)
+class Reproduce(Output):
+    """How to make it, and where it goes."""
+
+    settings: tyro.conf.OmitArgPrefixes[TrainConfig]
+    out: Path | None = None
+    """Folder of runs and results; made if it does not exist."""
+    recipes: tuple[str, ...] = ()
+    """Recipes in the place of the paper's."""
+    methods: tuple[str, ...] = ()
+    """Tables of accuracy: methods in the place of the paper's, as `longtail compare` takes them."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of tables."""
+    jobs: int = 1
+    """Cells to work on at a time."""
+    download: bool = False
+    """Fetch CIFAR from its page first if it is not below --root."""
+    toy: bool = False
+    """Long-tailed digits and a few steps in the place of every recipe: what it looks like, in seconds."""
+
+
+def main(arguments: list[str]) -> int:
+    words = list(arguments)
+    name = words.pop(0) if words and not words[0].startswith("-") else None
+    start, rest = starting_point(words)
+    first = parse(Reproduce, rest, "reproduce", HELP, default=Reproduce(settings=start))
+    if name is None:
+        return _list(first)
+    item = ITEMS[choose("table or figure", name, ITEMS)]
+    _check(first, name)
+    assert first.out is not None
+    configs = {recipe: _config(recipe, words, first.toy) for recipe in first.recipes or item.recipes}
+    from longtail.report.reproduce import reproduce
+    from longtail.report.work import Work
+
+    display = first.display()
+    if first.download:
+        from longtail.data.download import download_cifar
+
+        for data, root in {(config.data, config.root) for config in configs.values()}:
+            download_cifar(data, root, display)
+    work = Work(name, item, configs, first.out, first.seeds, first.methods, first.jobs, display)
+    page = reproduce(work)
+    display.line(f"written: {page}")
+    first.print_json({"page": str(page), "results": str(page.parent / "results.json")})
+    return 0
+
+
+def _config(recipe: str, words: list[str], toy: bool) -> TrainConfig:
+    """A recipe with the settings given on the command line."""
+    start, rest = starting_point([recipe, *words], toy_of if toy else None)
+    settings = parse(Reproduce, rest, "reproduce", HELP, default=Reproduce(settings=start)).settings
+    refuse_single(settings, start)
+    return settings
+
+
+def _check(options: Reproduce, name: str) -> None:
+    item = ITEMS[name]
+    if options.out is None:
+        raise UserError("missing from longtail reproduce: --out PATH; see longtail reproduce --help")
+    if options.methods and item.kind not in ("accuracy", "parameters"):
+        raise UserError(f"{name} compares no other methods; leave --methods out")
+    if options.recipes and not item.recipes:
+        raise UserError(f"{name} needs no data; leave --recipes out")
+    if len(options.recipes) > 1 and item.figures:
+        raise UserError(f"{name} shows one data set; give --recipes one name")
+    for recipe in options.recipes:
+        choose("recipe", recipe, RECIPES)
+    if not options.seeds:
+        raise UserError("give at least one seed")
+    if options.toy and options.download:
+        raise UserError("--toy needs no data; leave --download out")
+
+
+def _list(options: Reproduce) -> int:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table("name", "in the paper", "what", "recipes", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
+    for name, item in ITEMS.items():
+        table.add_row(name, item.where, item.what, ", ".join(item.recipes))
+    options.display().table(table)
+    options.print_json([{"name": name, **asdict(item)} for name, item in ITEMS.items()])
+    return 0

@@ -1,0 +1,199 @@
+"""How many samples of each class a data set has, whoever wrote it.
+
+Labels that a data set holds ready are counted without reading its images. They are compared with
+those of three samples first: what counts is what training will see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import islice
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from longtail.core.arrays import as_array
+from longtail.core.random_state import random_state_kept
+from longtail.data.images import Images, Splits
+from longtail.data.labels import LABEL_NAMES, as_class_numbers
+from longtail.errors import UserError, whole_number
+
+
+def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:
+    """Samples per class, (K,) int64: what the losses are made with.
+
+    Args:
+        dataset: a data set of torch, torchvision, timm, Hugging Face or this library, also as a `Subset` or
+            `ConcatDataset`; its loader (the data set is counted, whatever the sampler draws); batches
+            (inputs, labels); or the labels themselves. Where labels are not held ready, samples are read.
+        num_classes: K, where the data set does not know it and its last classes may have no sample.
+
+    >>> class_counts([0, 0, 2, 0, 1])
+    tensor([3, 1, 1])
+    """
+    if num_classes is not None:
+        whole_number("num_classes", num_classes)
+    labels, known = _labels_and_classes(_without_loader(dataset))
+    if len(labels) == 0:
+        raise UserError("there are no samples to count")
+    if labels.min() < 0:
+        place = int(labels.argmin())
+        raise UserError(
+            f"sample {place} has the label {labels[place]}, but classes are numbered from 0 on; leave samples "
+            "without a class out, as with torch.utils.data.Subset"
+        )
+    found, wanted = int(labels.max()) + 1, num_classes or known
+    if wanted is not None and wanted < found:
+        whose = "num_classes is" if num_classes else "the number of class names of the data set is"
+        raise UserError(f"{whose} {wanted}, but there are labels up to {found - 1}; pass a larger num_classes=")
+    return torch.from_numpy(np.bincount(labels, minlength=wanted or found))
+
+
+def dataset_labels(dataset: Any) -> np.ndarray | None:
+    """(N,) class numbers of a data set that holds them ready, without reading its samples; None for others."""
+    if isinstance(dataset, Subset):
+        inner = dataset_labels(dataset.dataset)
+        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [part for part in map(dataset_labels, dataset.datasets) if part is not None]
+        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
+    change = getattr(dataset, "target_transform", None)
+    for values in _label_columns(dataset):
+        try:
+            labels = as_class_numbers(
+                values if change is None else [change(value) for value in as_array(values).tolist()]
+            )
+        except UserError:  # the samples may have another thing for a label
+            continue
+        if len(labels) == len(dataset):
+            return labels
+    return None
+
+
+def _label_columns(dataset: Any) -> Iterator[Any]:
+    """What data sets call their labels."""
+    if isinstance(dataset, TensorDataset):
+        yield from dataset.tensors[1:2]
+        return
+    if _is_hugging_face(dataset):
+        yield from (dataset.with_format("numpy")[name][:] for name in LABEL_NAMES if name in dataset.column_names)
+        return
+    yield from (getattr(dataset, name) for name in ("targets", "labels", "_labels", "y") if hasattr(dataset, name))
+    for owner in (dataset, getattr(dataset, "reader", None)):  # a folder of torchvision, a data set of timm
+        for name in ("samples", "_samples"):
+            pairs = getattr(owner, name, None)
+            if isinstance(pairs, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+                yield [label for _, label in pairs]
+
+
+def _without_loader(dataset: Any) -> Any:
+    """The data set of a loader, unless it can only be read through it; the training images of splits."""
+    if isinstance(dataset, Splits):
+        return dataset.train
+    inner = getattr(dataset, "dataset", None)
+    if inner is None or isinstance(dataset, Dataset) or _has_places(dataset):
+        return dataset  # a data set made of another may change its labels
+    found = _without_loader(inner)
+    return found if _has_places(found) else dataset
+
+
+def _labels_and_classes(source: Any) -> tuple[np.ndarray, int | None]:
+    """Labels (N,) and, where the source knows it, the number of classes."""
+    if isinstance(source, Images):
+        return source.labels.cpu().numpy(), source.num_classes
+    if isinstance(source, Mapping):
+        raise UserError(f"a dictionary of {', '.join(map(str, source))} is no data set; pass one of its entries")
+    with random_state_kept():
+        if _are_labels(source):
+            return as_class_numbers(source if isinstance(source, Tensor | np.ndarray) else list(source)), None
+        if not _has_places(source):
+            return _read(source), None
+        ready = dataset_labels(source)
+        if ready is not None and (_is_hugging_face(source) or _agree(ready, source)):
+            return ready, _known_classes(source)
+        return _read(source), _known_classes(source) if ready is None else None
+
+
+def _are_labels(source: Any) -> bool:
+    """Whether these are labels, not samples: an array, a column of a table, a list of numbers or words."""
+    if isinstance(source, Tensor | np.ndarray):
+        return True
+    if isinstance(source, Dataset) or not _has_places(source):
+        return False
+    return any(isinstance(one, Number | str) or getattr(one, "shape", None) == () for one in islice(source, 1))
+
+
+def _has_places(source: Any) -> bool:
+    """Whether samples can be read by their place, `source[place]`."""
+    return isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
+
+
+def _is_hugging_face(dataset: Any) -> bool:
+    """Whether this is a table of the library `datasets`."""
+    return hasattr(dataset, "with_format") and hasattr(dataset, "column_names")
+
+
+def _agree(labels: np.ndarray, dataset: Any) -> bool:
+    """Whether the first, the middle and the last sample have these labels."""
+    places = (0, len(labels) // 2, len(labels) - 1) if len(labels) else ()
+    return all(_numbers(dataset[place]).tolist() == [labels[place]] for place in places)
+
+
+def _read(source: Any) -> np.ndarray:
+    """Labels (N,) of the samples of a data set, or of the batches of a loader."""
+    either = isinstance(source, list | tuple | DataLoader)  # a loader without a batch size gives samples
+    if _has_places(source) and not either:
+        numbers = [_numbers(source[place]) for place in range(len(source))]
+    elif isinstance(source, Iterable):
+        samples = isinstance(source, IterableDataset) or _is_hugging_face(source)
+        numbers = [_numbers(item, single=samples or either, batch=not samples) for item in source]
+    else:
+        raise UserError(f"a {type(source).__name__} has no samples to count; pass a data set, a loader or labels")
+    return np.concatenate([np.zeros(0, np.int64), *numbers])
+
+
+def _numbers(item: Any, *, single: bool = True, batch: bool = False) -> np.ndarray:
+    """Class numbers (n,) of a single sample, n = 1, or of a batch."""
+    sizes, labels = _split(item)
+    array = as_array(labels)
+    if batch and array.ndim and sizes <= {len(array)}:
+        return as_class_numbers(array)
+    if not single:
+        raise UserError(f"a batch must be (inputs, labels) with one label per sample, not {array.shape} labels")
+    return as_class_numbers(array.reshape(1, -1))
+
+
+def _split(item: Any) -> tuple[set[int], Any]:
+    """First dimensions of the inputs of a sample or batch, and its labels."""
+    if isinstance(item, Mapping):
+        found = [name for name in LABEL_NAMES if name in item]
+        if not found:
+            entries = ", ".join(map(str, item))
+            raise UserError(f"a sample has no label: its entries are {entries}; pass the labels themselves")
+        inputs, labels = [item[name] for name in item if name not in found], item[found[0]]
+    elif isinstance(item, tuple | list) and len(item) >= 2:
+        inputs, labels = [item[0]], item[1]
+    else:
+        raise UserError(f"a sample must be (input, label) or a dictionary with a label, not {type(item).__name__}")
+    return {len(one) for one in inputs if isinstance(one, Tensor | np.ndarray) and one.ndim}, labels
+
+
+def _known_classes(dataset: Any) -> int | None:
+    """How many classes a data set says that it has, unless it changes the labels afterwards."""
+    if isinstance(dataset, Subset):
+        return _known_classes(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        parts = [part for part in map(_known_classes, dataset.datasets) if part]
+        return max(parts) if len(parts) == len(dataset.datasets) else None
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    if _is_hugging_face(dataset):
+        names = [name for name in LABEL_NAMES if name in dataset.column_names]
+        return getattr(dataset.features[names[0]], "num_classes", None) if names else None
+    owners = (dataset, getattr(dataset, "reader", None))
+    named = [getattr(owner, name, None) for owner in owners for name in ("classes", "class_to_idx")]
+    return next((len(names) for names in named if isinstance(names, list | tuple | Mapping)), None)

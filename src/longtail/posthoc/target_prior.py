@@ -1,0 +1,93 @@
+"""The class frequencies that a calibrated classifier is to be right for.
+
+A target prior is "uniform" (balanced recognition), "train" (as in training), weights or counts (K,), or
+a CSV file with one line `class,weight` per class. A class of weight 0 is never predicted.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.errors import UserError
+
+WORDS = ("uniform", "train")
+NEVER = -1e4  # logit of a class with target prior 0: finite, and below every other
+
+
+def check_target_prior(target_prior: Any) -> None:
+    """Refuse what can be no target prior, whatever the classes are."""
+    if isinstance(target_prior, str | Path) and str(target_prior) not in WORDS and not Path(target_prior).is_file():
+        raise UserError(f"target_prior must be uniform, train, weights per class or a CSV file, not {target_prior}")
+
+
+def log_target(target_prior: Any, log_prior: np.ndarray, class_names: Sequence[str]) -> np.ndarray:
+    """Logarithm of a target prior (K,), -inf for a class of weight 0; up to a constant."""
+    if isinstance(target_prior, str | Path):
+        if str(target_prior) in WORDS:
+            return np.zeros(len(log_prior)) if str(target_prior) == "uniform" else log_prior
+        target_prior = read_weights(Path(target_prior), class_names)
+    try:
+        weights = np.asarray(target_prior, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UserError(f"target_prior must be uniform, train, weights per class or a CSV file, not {target_prior!r}")  # noqa: B904
+    if weights.shape != log_prior.shape:
+        raise UserError(f"target_prior must have one weight per class: shape {log_prior.shape}, not {weights.shape}")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        wrong = int(np.argmax(~np.isfinite(weights) | (weights < 0)))
+        raise UserError(f"target_prior[{wrong}] is {weights[wrong]:g}; weights are finite and at least 0")
+    if not weights.any():
+        raise UserError("target_prior is 0 for every class; at least one must be expected")
+    with np.errstate(divide="ignore"):
+        return np.log(weights / weights.sum())
+
+
+def read_weights(path: Path, class_names: Sequence[str]) -> np.ndarray:
+    """Weights (K,) of a CSV file with lines `class,weight`; a first line that is a heading is passed over."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(row)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the target prior {path}: {error}") from None
+    found: dict[str, float] = {}
+    for number, row in lines:
+        name, weight = row[0].strip(), _number(row)
+        if weight is None and number == lines[0][0] and name not in class_names:
+            continue
+        if weight is None:
+            raise UserError(f"{path}, line {number}: expected class,weight, found {','.join(row)}")
+        if name not in class_names:
+            raise UserError(f"{path}, line {number}: there is no class {name}; the first is {class_names[0]}")
+        if name in found:
+            raise UserError(f"{path}, line {number}: class {name} has a weight already")
+        found[name] = weight
+    missing = [name for name in class_names if name not in found]
+    if missing:
+        raise UserError(f"{path} has no weight for class {missing[0]}; write 0 for a class that never occurs")
+    return np.array([found[name] for name in class_names])
+
+
+def _number(row: list[str]) -> float | None:
+    try:
+        return float(row[1]) if len(row) == 2 else None
+    except ValueError:
+        return None
+
+
+def shifted(logits: Tensor, shift: np.ndarray) -> Tensor:
+    """Logits (N, K) plus a shift (K,); where that is -inf, a finite logit below every other."""
+    moved = logits + torch.from_numpy(shift).to(logits)
+    return moved.masked_fill(torch.from_numpy(np.isneginf(shift)).to(logits.device), NEVER)
+
+
+def shifted_head(weight: Tensor, bias: Tensor, shift: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Weight (K, D) and bias (K,) of the layer that gives shifted logits."""
+    never = torch.from_numpy(np.isneginf(shift)).to(weight.device)
+    moved = bias + torch.from_numpy(shift).to(bias)
+    return weight.masked_fill(never.unsqueeze(1), 0.0), moved.masked_fill(never, NEVER)

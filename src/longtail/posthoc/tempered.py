@@ -1,0 +1,107 @@
+"""Confidence after a calibration: one temperature on top, fitted on held-out samples.
+
+Calibrated logits are right for a target prior, held-out samples are distributed in their own way. The
+temperature is fitted half-way, at the prior pi^(1/2): logits of balanced recognition plus log(pi) / 2,
+samples weighted by n^(1/2) / m. Decisions for the uniform prior do not change.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from longtail.errors import UserError
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.candidates import best_scale
+from longtail.posthoc.halo import WAYS
+from longtail.posthoc.inputs import FitData
+from longtail.posthoc.stack import sample_weights
+
+
+class Tempered(PostHoc):
+    """A post-hoc method, then a temperature fitted on held-out samples.
+
+    Args:
+        method: what calibrates; any method that is fitted on training outputs, or HALO.
+
+    Fitted attributes: `temperature_`, `result_` (of the method).
+
+    >>> from longtail import LogitAdjustment
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.repeat([0, 1], [300, 60])
+    >>> logits = 10 * (np.eye(2)[y] + rng.normal(size=(360, 2)))
+    >>> tempered = Tempered(LogitAdjustment()).fit(logits[::2], y[::2], validation=(logits[1::2], y[1::2]))
+    >>> tempered.temperature_ > 3
+    True
+    """
+
+    needs_validation: ClassVar[bool] = True
+
+    def __init__(self, method: PostHoc) -> None:
+        self.method = method
+
+    def check_settings(self) -> None:
+        if not isinstance(self.method, PostHoc) or isinstance(self.method, Tempered) or self.method.fitted_on_unseen:
+            raise UserError("a temperature follows a method that changes decisions, such as MARC or HALO")
+        self.method.check_settings()
+
+    @property
+    def learns_from_seen(self) -> bool:  # type: ignore[override]
+        return self.method.learns_from_seen
+
+    @property
+    def needs_features(self) -> bool:  # type: ignore[override]
+        return self.method.needs_features
+
+    @property
+    def needs_every_class(self) -> bool:  # type: ignore[override]
+        return self.method.needs_every_class
+
+    @property
+    def chosen_(self) -> dict[str, float]:
+        return {**self.method.chosen_, "temperature": self.temperature_}
+
+    def _fit(self, data: FitData, validation: FitData | None) -> None:
+        if validation is None:
+            raise UserError(f"a temperature is fitted on images the network has not seen, and there are none: {WAYS}")
+        self.method.fit_checked(data, validation)
+        self.result_ = self.method.result_
+        labels = validation.labels.numpy()
+        never = np.isneginf(np.asarray(getattr(self.method, "log_target_", np.zeros(data.num_classes))))
+        present = np.flatnonzero((validation.seen_counts > 0) & ~never)
+        place = np.full(data.num_classes, -1)
+        place[present] = np.arange(len(present))
+        parts = []
+        for rows, logits in validation.rows.chunks():
+            features = None if validation.features is None else torch.as_tensor(np.array(validation.features[rows]))
+            calibrated = self.method.transform(logits, None if features is None else features.float())
+            parts.append((calibrated.double() - self._target(calibrated))[:, torch.from_numpy(present)])
+        half = torch.from_numpy(0.5 * np.log(data.class_counts[present] / data.class_counts.sum()))
+        weights, expected = sample_weights(labels, data.class_counts), np.flatnonzero(place[labels] >= 0)
+        scores, codes = torch.cat(parts)[torch.from_numpy(expected)], torch.from_numpy(place[labels][expected])
+        self.temperature_ = 1 / best_scale(scores, codes, half, weights[expected])
+
+    def _target(self, like: Tensor) -> Tensor:
+        """(K,) what the method adds for its target prior; it is not scaled."""
+        known = getattr(self.method, "log_target_", None)
+        shift = np.zeros(self.method.n_features_in_) if known is None else np.asarray(known)
+        return torch.from_numpy(np.where(np.isneginf(shift), 0.0, shift)).to(like)
+
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        calibrated = self.method.transform(logits, features)
+        target = self._target(calibrated)
+        return (calibrated - target) / self.temperature_ + target
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        check_is_fitted(self)
+        folded, offset = self.method.fold(weight, bias)
+        target = self._target(offset)
+        return folded / self.temperature_, (offset - target) / self.temperature_ + target
+
+    @property
+    def n_parameters_(self) -> int:
+        return self.method.n_parameters_ + 1

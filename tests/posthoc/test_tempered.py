@@ -1,0 +1,74 @@
+"""A temperature after a calibration."""
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import HALO, MARC, LogitAdjustment, TemperatureScaling, Tempered
+from longtail.errors import UserError
+from longtail.metrics.scores import evaluate_logits
+
+
+def overconfident(rng, counts, bias):
+    y = np.repeat(np.arange(len(counts)), counts)
+    return 4 * (np.eye(len(counts))[y] + 0.7 * rng.normal(size=(len(y), len(counts)))) + bias, y
+
+
+COUNTS = np.array([600, 200, 60, 20])
+BIAS = 2 * np.log(COUNTS / COUNTS.sum())
+
+
+def test_decisions_stay_and_confidence_becomes_honest():
+    rng = np.random.default_rng(0)
+    train, held, (test, y) = (overconfident(rng, c, BIAS) for c in (COUNTS, COUNTS // 2, np.full(4, 1000)))
+    alone = LogitAdjustment(tau=2).fit(*train)
+    tempered = Tempered(LogitAdjustment(tau=2)).fit(*train, validation=held)
+    before, after = alone.transform(test), tempered.transform(test)
+    np.testing.assert_array_equal(before.argmax(1), after.argmax(1))
+    np.testing.assert_allclose(after, before / tempered.temperature_, atol=1e-5)
+    scores = [evaluate_logits(logits, y, COUNTS) for logits in (before, after)]
+    assert scores[1].ece < 0.5 * scores[0].ece
+    assert scores[1].nll < scores[0].nll
+    # The likelihood at the prior pi^(1/2), searched on a grid.
+    logits, labels = alone.transform(held[0]), held[1]
+    half = 0.5 * np.log(COUNTS / COUNTS.sum())
+
+    def loss(temperature):
+        shares = torch.from_numpy(logits / temperature + half).log_softmax(1).numpy()
+        return -(COUNTS[labels] ** -0.5 * shares[np.arange(len(labels)), labels]).sum()
+
+    grid = np.geomspace(0.5, 10, 400)
+    assert tempered.temperature_ == pytest.approx(grid[np.argmin([loss(t) for t in grid])], rel=0.02)
+
+
+def test_a_target_prior_is_not_scaled():
+    rng = np.random.default_rng(0)
+    train, held = overconfident(rng, COUNTS, BIAS), overconfident(rng, COUNTS // 2, BIAS)
+    weights = np.array([5.0, 1.0, 0.0, 2.0])
+    plain = Tempered(HALO()).fit(*train, validation=held)
+    moved = Tempered(HALO(target_prior=weights)).fit(*train, validation=held)
+    assert moved.temperature_ == pytest.approx(plain.temperature_, rel=0.1)
+    own, uniform = moved.temperature_ * (moved.transform(held[0]) - np.log(np.maximum(weights, 1e-9) / 8)), HALO()
+    difference = (own - uniform.fit(*train, validation=held).transform(held[0]))[:, [0, 1, 3]]
+    np.testing.assert_allclose(difference - difference[:, :1], 0, atol=1e-4)
+    assert 2 not in moved.predict(held[0])
+
+
+def test_it_folds():
+    rng = np.random.default_rng(0)
+    weight, bias = torch.randn(4, 7, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
+    features = rng.normal(size=(880, 7)).astype(np.float32)
+    y = np.repeat(np.arange(4), COUNTS)
+    logits = features @ weight.numpy().T
+    marc = Tempered(MARC()).fit(logits[::2], y[::2], validation=(logits[1::2], y[1::2]))
+    folded, offset = marc.fold(weight, bias)
+    np.testing.assert_allclose(features @ folded.numpy().T + offset.numpy(), marc.transform(logits), atol=1e-4)
+
+
+def test_what_cannot_be_tempered_is_refused():
+    rng = np.random.default_rng(0)
+    train = overconfident(rng, COUNTS, BIAS)
+    with pytest.raises(UserError, match="there are none: hold out a part"):
+        Tempered(MARC()).fit(*train)
+    with pytest.raises(UserError, match="follows a method that changes decisions"):
+        Tempered(TemperatureScaling()).fit(*train)

@@ -1,0 +1,170 @@
+"""Every table and figure of the paper, made on a toy by its command."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import longtail
+from longtail.cli.main import main
+from longtail.metrics.scores import evaluate_logits
+from longtail.report.paper import ITEMS, NUMBERS
+
+TOY = ["--toy", "--iterations", "4", "--seeds", "0", "--device", "cpu", "--quiet"]
+# Fewer recipes or methods where they are many; table-imagenet has all of its own.
+SMALLER = {
+    "table-cifar": ["--recipes", "cifar10-lt-100", "cifar100-lt-200"],
+    "table-inaturalist": ["--methods", "softmax", "hybrid-sc", "tau-norm", "marc"],
+    "table-places": ["--methods", "softmax", "oltr", "causal-norm", "marc"],
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """The folder that all items share."""
+    return tmp_path_factory.mktemp("paper")
+
+
+def make(name, out, *more):
+    assert main(["reproduce", name, *TOY, *SMALLER.get(name, ()), "--out", str(out), *more]) == 0
+    page = (out / name / "README.md").read_text(encoding="utf-8")
+    return page, json.loads((out / name / "results.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_item_is_made(name, out):
+    item = ITEMS[name]
+    page, results = make(name, out)
+    assert page.startswith(f"# {item.where}: {item.what}\n")
+    assert f"- command: {results['command']}" in page
+    assert results["numbers"]
+    for figure in re.findall(r"!\[.*\]\((.*)\.png\)", page):
+        for kind in ("png", "svg", "pdf"):
+            assert (out / name / f"{figure}.{kind}").stat().st_size > 3000
+        assert np.asarray(Image.open(out / name / f"{figure}.png").convert("L")).std() > 5
+    assert set(item.figures) <= set(re.findall(r"!\[(.*)\]", page))
+    if item.recipes:
+        assert "Made from other data" in page
+        assert "data: " in results[item.recipes[0]]  # every setting that is not the recipe's
+
+
+def test_a_table_shows_our_numbers_beside_the_papers(out):
+    page, results = make("table-imagenet", out)
+    cell = json.loads((out / "imagenet-lt" / "cells" / "marc-seed0.json").read_text())
+    ours = results["numbers"]["imagenet-lt"]["marc"]
+    for score in ("many", "medium", "few", "top1", "nll"):
+        assert ours[score] == [cell["metrics"][score]]
+    assert set(results["numbers"]["imagenet-lt"]) == set(NUMBERS["imagenet-lt"])
+    (row,) = (line.split(" | ") for line in page.splitlines() if line.startswith("| MARC |"))
+    shown = [f"{100 * cell['metrics'][score]:.1f}" for score in ("many", "medium", "few", "top1")]
+    assert row[1::2] == shown
+    assert [part.strip(" |") for part in row[2::2]] == ["60.4", "50.3", "36.6", "52.3"]
+
+
+def test_what_the_paper_does_not_have_is_not_trained(out):
+    _, results = make("table-cifar", out)
+    assert "bbn" in results["numbers"]["cifar10-lt-100"]
+    assert "bbn" not in results["numbers"]["cifar100-lt-200"]
+    assert not (out / "cifar100-lt-200" / "runs" / "bbn-seed0").exists()
+
+
+def test_stage_one_on_other_data_is_what_one_would_compute_by_hand(out):
+    _, results = make("table-stage-one", out)
+    runs = {
+        recipe: longtail.Run.open(out / recipe / "runs" / "softmax-seed0")
+        for recipe in ITEMS["table-stage-one"].recipes
+    }
+    target = runs["cifar100-lt-200"]
+    own = longtail.Outputs.open(target.folder / "outputs" / "train-views1.safetensors")
+    test = longtail.Outputs.open(target.folder / "outputs" / "test.safetensors")
+    after = evaluate_logits(longtail.MARC().fit(own).transform(test), test.labels, target.group_counts).top1
+    assert results["numbers"]["cifar100-lt-200"][0][1] == pytest.approx(after)
+    for recipe, run in runs.items():
+        test = longtail.Outputs.open(run.folder / "outputs" / "test.safetensors")
+        before = float(np.mean(test.rows().read(slice(None)).numpy().argmax(1) == test.labels))
+        assert results["numbers"][recipe][0][0] == pytest.approx(before)
+
+
+def test_the_gamma_figure_has_the_papers_gamma_and_none(out):
+    _, results = make("figure-gamma", out)
+    points = {point["gamma"]: point for point in results["numbers"]}
+    assert min(points) == 0
+    assert max(points) == 2
+    cell = json.loads((out / "cifar100-lt-200" / "cells" / "marc-seed0.json").read_text())
+    assert points[1.2]["balanced"] == pytest.approx(cell["metrics"]["balanced"], abs=0.005)
+
+
+def test_f1_over_data_sets_is_that_of_the_cells(out):
+    _, results = make("figure-f1", out)
+    for recipe in ITEMS["figure-f1"].recipes:
+        for name, method in (("before", "softmax"), ("after", "marc")):
+            cell = json.loads((out / recipe / "cells" / f"{method}-seed0.json").read_text())
+            assert results["numbers"][recipe][name] == [cell["metrics"]["macro_f1"]]
+
+
+def test_nothing_is_trained_twice(out, monkeypatch):
+    make("figure-f1", out)
+    monkeypatch.setattr("longtail.tasks.cells.train", None)  # must not be called again
+    make("figure-f1", out)
+    make("figure-gamma", out)
+
+
+def test_recipes_and_methods_can_be_chosen(out):
+    more = ["--recipes", "cifar100-lt-100", "--methods", "softmax", "marc:gamma=0.5"]
+    assert main(["reproduce", "table-parameters", *TOY, "--out", str(out), *more]) == 0
+    page = (out / "table-parameters" / "README.md").read_text()
+    assert "**On cifar100-lt-100 instead of the paper's cifar100-lt-200, imagenet-lt.**" in page
+    assert "| MARC (gamma 0.5) | 2K | 20 |" in page
+    assert "| Softmax | network |  |" in page
+
+
+def test_data_that_is_not_there_is_named_before_any_training(tmp_path, capsys):
+    words = ["reproduce", "table-parameters", "--root", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "table-parameters needs cifar100, imagenet-lt: " in said
+    assert "cifar-100-python" in said
+    assert "ImageNet_LT_train.txt" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_network_of_other_classes_is_named_before_any_training(tmp_path, cifar_root, capsys):
+    words = ["table-stage-one", "--recipes", "cifar100-lt-100", "cifar10-lt-100", "--root", str(cifar_root / "python")]
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
+    assert "table-stage-one takes recipes of the same classes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["figure-gamma", "--toy"], "missing from longtail reproduce: --out PATH"),
+        (["figure-gamma", "--methods", "marc", "--out", "x"], "figure-gamma compares no other methods"),
+        (
+            ["figure-gamma", "--recipes", "digits-lt", "cifar10-lt-100", "--out", "x"],
+            "shows one data set; give --recipes one",
+        ),
+        (["table-formulas", "--recipes", "digits-lt", "--out", "x"], "table-formulas needs no data"),
+        (["table-cifar", "--recipes", "cifar10", "--out", "x"], "unknown recipe 'cifar10'"),
+        (["table-cifar", "--toy", "--download", "--out", "x"], "--toy needs no data; leave --download out"),
+        (["table-cifar", "--toy", "--seed", "3", "--out", "x"], "--seed is for a single run"),
+        (["table-cifar", "--toy", "--seeds", "0", "0", "--out", "x"], "a seed is listed twice"),
+        (["figure-gamma", "--toy", "--seeds", "-1", "--out", "x"], "a seed must be a whole number"),
+        (["table-cifar", "--toy", "--methods", "mark", "--out", "x"], "unknown method 'mark'"),
+    ],
+)
+def test_mistakes_are_named(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_names_every_item(capsys):
+    assert main(["reproduce", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(ITEMS)
+    assert main(["reproduce"]) == 0
+    assert "figure-margins-cifar100" in capsys.readouterr().out

@@ -1,0 +1,93 @@
+"""What a calibration costs is shown beside what it brings."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from longtail import LogitAdjustment, Outputs
+from longtail.cli.main import main
+from longtail.metrics.intervals import fallen_classes
+from longtail.metrics.scores import evaluate_logits
+from longtail.posthoc.base import fit_outputs
+from longtail.posthoc.marc import MARC
+from longtail.tasks.calibration import compare_outputs
+
+
+def test_accuracy_at_the_training_prior_recomputed():
+    rng = np.random.default_rng(0)
+    counts, labels = np.array([90, 9, 1]), np.repeat([0, 1, 2], [10, 20, 30])
+    logits = rng.normal(size=(60, 3)) + np.eye(3)[labels]
+    right = logits.argmax(1) == labels
+    per_class = [right[labels == label].mean() for label in range(3)]
+    metrics = evaluate_logits(logits, labels, counts)
+    assert metrics.natural == pytest.approx(0.9 * per_class[0] + 0.09 * per_class[1] + 0.01 * per_class[2])
+    # A class without test samples is left out.
+    some = labels < 2
+    alone = evaluate_logits(logits[some], labels[some], counts)
+    assert alone.natural == pytest.approx((90 * per_class[0] + 9 * per_class[1]) / 99)
+
+
+def test_only_classes_that_surely_fell_are_named():
+    labels = np.repeat([0, 1, 2], [100, 100, 3])
+    before = np.r_[np.arange(100) < 63, np.arange(100) < 50, [True, True, False]]
+    after = np.r_[np.zeros(100, bool), np.arange(100) < 49, [True, False, False]]
+    fallen = fallen_classes(before, after, labels, ["Unknown", "cat", "dog"])
+    assert [str(one) for one in fallen] == ["Unknown 63 → 0"]
+
+
+def test_a_natural_tail_shows_its_price():
+    rng = np.random.default_rng(0)
+    counts = np.array([1000, 30, 30])
+    labels = np.repeat([0, 1, 2], counts)
+    logits = (np.eye(3)[labels] + rng.normal(size=(1060, 3))).astype(np.float32)
+    outputs = Outputs(labels, counts, logits=logits, class_names=("Unknown", "a", "b"), split="test")
+    comparison = compare_outputs(outputs, np.asarray(LogitAdjustment(tau=2).fit(outputs).transform(outputs)))
+    assert comparison.after.natural < comparison.before.natural - 0.2
+    assert comparison.fallen[0].name == "Unknown"
+    assert comparison.to_dict()["fallen"][0]["after"] == comparison.after.per_class[0]
+
+
+def test_a_model_that_knows_its_training_images_is_pointed_out():
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], [60, 20, 8])
+    known = Outputs(
+        labels, np.bincount(labels), logits=20 * np.eye(3)[labels] + rng.normal(size=(88, 3)), split="train"
+    )
+    with pytest.warns(UserWarning, match=r"recognises 100.0 % of the training images MARC learns from"):
+        fit_outputs(MARC(), known, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit_outputs(LogitAdjustment(), known, None)
+
+
+def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
+    assert main(["calibrate", str(digits_copy), "--method", "auto", "--then", "temperature", "--json"]) == 0
+    captured = capsys.readouterr()
+    printed = json.loads(captured.out)
+    assert "temperature" in printed["chosen"]
+    assert "natural" in printed["test"]["after"]
+    described = json.loads((digits_copy / "auto" / "calibration.json").read_text())
+    assert described["title"] == "Auto + temperature"
+    assert set(described["settings"]["method"]) == {"class", "target_prior", "seed"}
+    # A calibrated run: the original is calibrated.
+    assert main(["calibrate", str(digits_copy / "auto"), "--method", "halo"]) == 0
+    printed = capsys.readouterr()
+    assert "is calibrated already (Auto + temperature): calibrating" in printed.err + printed.out
+    assert "fitted on a stack of heads;" in printed.err + printed.out
+    origin = json.loads((digits_copy / "halo" / "run.json").read_text())["calibration"]
+    assert origin["run"] == str(digits_copy)
+    # A target prior by class, in either spelling.
+    names = json.loads((digits_copy / "run.json").read_text())["data"]["class_names"]
+    prior = digits_copy.parent / "prior.csv"
+    prior.write_text("class,weight\n" + "".join(f"{name},{0 if name == names[0] else 1}\n" for name in names))
+    for spelling in ("target-prior", "target_prior"):
+        words = ["calibrate", str(digits_copy), "--method", "halo", "--options", spelling, str(prior), "--overwrite"]
+        assert main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["test"]["after"]["per_class"][0] == 0
+    assert (
+        main(["calibrate", str(digits_copy), "--method", "halo", "--options", "target-prior", "odd", "--overwrite"])
+        == 2
+    )
+    assert "target_prior must be uniform, train, weights per class or a CSV file, not odd" in capsys.readouterr().err
