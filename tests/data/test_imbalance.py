@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.data.imbalance import long_tail_counts, long_tail_indices, validation_indices
+from longtail.data.imbalance import Few, few_per_class, long_tail_counts, long_tail_indices, validation_indices
 from longtail.errors import UserError
 
 
@@ -76,6 +76,25 @@ def test_validation_split_is_a_partition_and_leaves_every_class_an_image(counts,
     held_out = np.bincount(labels[validation], minlength=len(counts))
     for count, held in zip(counts, held_out, strict=True):
         assert held == min(max(round(fraction * count), 1), count - 1)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 8), st.integers(0, 3))
+def test_a_few_per_class_are_as_many_as_there_are_and_no_more(labels, most, seed):
+    labels = np.array(labels)
+    rows = few_per_class(labels, most, seed)
+    taken, there = np.bincount(labels[rows], minlength=5), np.bincount(labels, minlength=5)
+    assert taken.tolist() == np.minimum(there, most).tolist()
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    assert set(rows) <= set(few_per_class(labels, most + 1, seed))
+
+
+def test_the_seed_decides_which_few_and_every_image_can_be_chosen():
+    labels = np.repeat([0, 1], [30, 3])
+    draws = [few_per_class(labels, 5, seed) for seed in range(60)]
+    np.testing.assert_array_equal(draws[0], few_per_class(labels, 5, 0))
+    assert {row for rows in draws for row in rows.tolist()} == set(range(33))
+    with pytest.raises(UserError, match="images_per_class must be a whole number of at least 1, not 0"):
+        Few(0)
 
 
 @pytest.mark.parametrize("sizes", [[50, 30, 20, 9, 4], [7, 7], [3, 90, 40, 2]])

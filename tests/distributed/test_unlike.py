@@ -94,7 +94,7 @@ def write(arguments):
         with RowWriter(path, 4, {"features": 2, "logits": None}, np.dtype("float32"), {}, {}, world) as writer:
             rows = torch.arange(4) + 3 * world.rank  # row 3 belongs to both
             writer.add(torch.zeros(4, 2), torch.zeros(4, 2), rows, rows)
-        join_parts(path, world, 8, 8)
+        join_parts(path, world, 8, np.arange(8))
 
 command.main = write
 sys.exit(main(["evaluate"]))

@@ -7,7 +7,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import longtail
+import longtail.extraction.run
 from longtail import Outputs
+from longtail.data.imbalance import Few
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError
 from longtail.extraction.run import Extractor
@@ -275,7 +277,7 @@ def test_parts_of_several_processes_make_the_file_of_one(digits_copy, monkeypatc
     for rank in range(3):
         Extractor(run, World(rank, 3, torch.device("cpu"))).write("train", path, views=2)
     size = run.split_sizes["train"]
-    assert join_parts(path, World(0, 3, torch.device("cpu")), 2 * size, size) == 0
+    assert join_parts(path, World(0, 3, torch.device("cpu")), 2 * size, np.arange(size)) == 0
     assert path.read_bytes() == whole.read_bytes()
 
 
@@ -288,10 +290,10 @@ def test_rows_missing_or_written_twice_are_named(digits_copy, monkeypatch):
     world = World(0, 2, torch.device("cpu"))
     Extractor(run, world).write("test", path)
     with pytest.raises(UserError, match=r"rows of a process are missing: .*two.part1"):
-        join_parts(path, world, 600, 600)
+        join_parts(path, world, 600, np.arange(600))
     part_path(path, 1).write_bytes(part_path(path, 0).read_bytes())
     with pytest.raises(UserError, match="sample 0 was written twice"):
-        join_parts(path, world, 600, 600)
+        join_parts(path, world, 600, np.arange(600))
     assert not path.exists()
 
 
@@ -317,3 +319,35 @@ def test_outputs_on_the_images_of_another_run_are_not_mistaken_for_each_other(di
     paths = {Extractor(run, data_run=other).path("test") for other in (run, *others)}
     assert len(paths) == 3
     assert {path.parent for path in paths} == {digits_copy / "outputs"}
+
+
+def test_a_few_images_per_class_are_read_and_no_others(digits_copy, monkeypatch):
+    run, few = Run.open(digits_copy), Few(7, seed=3)
+    whole = Extractor(run).outputs("train")
+    shown = []
+    run_batch = longtail.extraction.run.run_batch
+
+    def counting(model, inputs, *words):
+        shown.append(len(inputs[0]))
+        return run_batch(model, inputs, *words)
+
+    monkeypatch.setattr("longtail.extraction.run.run_batch", counting)
+    outputs = Extractor(run).outputs("train", few=few)
+    rows = few.rows(whole.labels)
+    assert sum(shown) == len(outputs) == np.minimum(run.class_counts, 7).sum() < len(whole) / 2
+    assert outputs.indices.tolist() == rows.tolist()
+    assert outputs.labels.tolist() == whole.labels[rows].tolist()
+    np.testing.assert_allclose(outputs.logits, whole.logits[rows], atol=1e-4)
+    assert outputs.class_counts.tolist() == run.class_counts.tolist()
+    assert (outputs.images_per_class, outputs.images_seed) == (7, 3)
+    views = Extractor(run).outputs("train", views=2, few=few)
+    assert views.indices.tolist() == 2 * rows.tolist()
+    shown.clear()
+    assert Extractor(run).outputs("train", few=few) == outputs
+    assert not shown  # kept, by number and seed
+    paths = {Extractor(run).path("train", count, some) for count in (0, 1) for some in (None, Few(7), few, Few(8))}
+    assert len(paths) == 8
+    replace(whole, images_per_class=7, images_seed=4).save(Extractor(run).path("train", 0, few))
+    assert Extractor(run).outputs("train", few=few) == outputs
+    with pytest.raises(UserError, match="of the train split alone"):
+        Extractor(run).outputs("test", few=few)

@@ -10,6 +10,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from longtail import MARC, Outputs
+from longtail.data.imbalance import few_per_class
 from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.inputs import from_arrays
@@ -479,3 +480,20 @@ def test_training_counts_on_a_balanced_set_do_not_over_correct(cifar_features):
     marc = MARC().fit(data["test"][held_out], data["test_y"][held_out], class_counts=np.bincount(data["y"]))
     after = evaluate_logits(marc.transform(data["test"][rest]), data["test_y"][rest], np.bincount(data["y"])).balanced
     assert after > 0.755  # without weights for their own counts: 0.60
+
+
+def test_the_images_that_auto_takes_are_enough_on_real_features(cifar_features):
+    data = cifar_features
+    counts, norms = np.bincount(data["y"]), data["norms"]
+
+    def accuracy(rows):
+        marc = MARC().fit(data["views"][0][rows], data["y"][rows], class_counts=counts, weight_norms=norms)
+        return 100 * (marc.predict(data["test"]) == data["test_y"]).mean()
+
+    most = MARC().enough_images(len(counts))
+    draws = [few_per_class(data["y"], most, seed) for seed in range(5)]
+    assert len(draws[0]) < 0.17 * len(data["y"])
+    lost = accuracy(slice(None)) - np.mean([accuracy(rows) for rows in draws])
+    assert abs(lost) <= 0.1
+    assert MARC(solver="sgd").enough_images(10) is None
+    assert MARC().enough_images(1000) < MARC().enough_images(100) < most

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
+import longtail.data.images
+import longtail.runs.folder
 from longtail import MARC, DisAlign, Outputs
 from longtail.cli.main import main
 from longtail.core.tensors import read_tensors
@@ -230,6 +233,52 @@ def test_command_on_a_run(capsys, digits_copy):
     code, out, _ = run_command(capsys, "calibrate", digits_copy, "--overwrite", "--json")
     assert code == 0
     assert json.loads(out)["result"]["converged"]
+
+
+def test_a_few_images_per_class_are_printed_recorded_and_kept_apart(capsys, digits_copy):
+    words = ("calibrate", digits_copy, "--images-per-class", "9", "--seed", "4")
+    code, _, error = run_command(capsys, *words)
+    assert code == 0
+    counts = Run.open(digits_copy).class_counts
+    taken = int(np.minimum(counts, 9).sum())
+    assert f"at most 9 images per class: {taken} of {counts.sum():,}" in error
+    fitted_on = json.loads((digits_copy / "marc" / "calibration.json").read_text())["fitted_on"]
+    assert (fitted_on["images_per_class"], fitted_on["images_seed"], fitted_on["samples"]) == (9, 4, taken)
+    assert (digits_copy / "outputs" / "train-views1-9-per-class-seed4.safetensors").is_file()
+    for method, samples in (("marc", counts.sum()), ("logit-adjustment", 10)):
+        words = ("calibrate", digits_copy, "--method", method, "--out", digits_copy / "again", "--overwrite")
+        assert run_command(capsys, *words)[0] == 0
+        fitted_on = json.loads((digits_copy / "again" / "calibration.json").read_text())["fitted_on"]
+        assert fitted_on["samples"] == samples  # auto: no class of the digits has more than MARC needs
+    for bad in ("0", "some"):
+        code, _, error = run_command(capsys, "calibrate", digits_copy, "--images-per-class", bad, "--overwrite")
+        assert (code, error.count("\n")) == (2, 1)
+    words = ("extract", digits_copy, "--images-per-class", "3", "--seed", "1", "--json")
+    code, out, _ = run_command(capsys, *words)
+    assert code == 0
+    assert len(Outputs.open(json.loads(out)["outputs"])) == np.minimum(counts, 3).sum()
+    code, _, error = run_command(capsys, "extract", digits_copy, "--split", "test", "--images-per-class", "3")
+    assert (code, "train split alone" in error) == (2, True)
+
+
+def test_one_calibration_loads_opens_and_hashes_once(capsys, digits_copy, monkeypatch):
+    counted = Counter()
+
+    def count(owner, name):
+        original = getattr(owner, name)
+
+        def counting(*words, **known):
+            counted[name] += 1
+            return original(*words, **known)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    for name in ("read_tensors", "open_splits", "fingerprint"):
+        count(longtail.runs.folder, name)
+    count(longtail.data.images.MemoryImages, "_samples")
+    assert run_command(capsys, "calibrate", digits_copy, "--quiet")[0] == 0
+    # Hashed are the weights that are read, those that are written, and the images of each of three splits.
+    assert counted == {"read_tensors": 1, "open_splits": 1, "fingerprint": 2, "_samples": 3}
 
 
 def test_extract_command_refuses_to_overwrite(capsys, digits_copy):

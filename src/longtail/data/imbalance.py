@@ -9,9 +9,11 @@ Buda et al., A systematic study of the class imbalance problem, Neural Networks 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from longtail.errors import UserError, choose
+from longtail.errors import UserError, choose, whole_number
 
 PROFILES = ("exp", "step", "none")
 
@@ -70,3 +72,35 @@ def validation_indices(
         held_out.append(np.random.default_rng((seed, int(label), 1)).permutation(of_class)[:count])
     validation = np.sort(np.concatenate(held_out))
     return np.setdiff1d(np.arange(len(labels)), validation), validation
+
+
+def few_per_class(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Which samples to take, sorted: at most `most` of every class, chosen by the seed alone.
+
+    For one seed a smaller number takes a subset of what a larger number takes.
+
+    >>> few_per_class(np.array([0, 0, 0, 1]), most=1, seed=0).tolist()
+    [2, 3]
+    """
+    # The third entry keeps this draw apart from those of the long tail and of the validation split.
+    order = np.random.default_rng((seed, 0, 2)).permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    grouped = labels[by_class]
+    place = np.arange(len(grouped)) - np.searchsorted(grouped, grouped)
+    return np.sort(by_class[place < most])
+
+
+@dataclass(frozen=True)
+class Few:
+    """At most `most` images of every class, chosen by the seed."""
+
+    most: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number("images_per_class", self.most)
+        whole_number("seed", self.seed, at_least=0)
+
+    def rows(self, labels: np.ndarray) -> np.ndarray:
+        """Where the chosen images stand among those of these labels (N,), sorted."""
+        return few_per_class(labels, self.most, self.seed)

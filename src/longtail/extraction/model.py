@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
 from longtail.core.arrays import as_array
 from longtail.core.progress import QUIET, Display
+from longtail.data.imbalance import Few
 from longtail.errors import UserError, choose
 from longtail.extraction.batches import Batch, split_batch
 from longtail.extraction.loaders import Order, as_batches, order_of, training_counts
 from longtail.extraction.reader import FEW, find, head_arrays, in_step, read
 from longtail.extraction.running import Running, running
+from longtail.extraction.selection import Part, few_of
 from longtail.extraction.sharing import join_files, joined, row_numbers
 from longtail.networks.head import fingerprint
 from longtail.networks.head_search import Head
@@ -45,6 +47,8 @@ def extract(
     class_counts: Any = None,
     split: str = "train",
     device: str = "auto",
+    images_per_class: int | Literal["all"] = "all",
+    seed: int = 0,
     progress: bool = True,
     display: Display | None = None,
 ) -> Outputs:
@@ -67,11 +71,17 @@ def extract(
         class_counts: (K,) training samples per class, if the loader does not show the training set.
         split: what the loader shows: train, validation or test.
         device: where to run: auto, cpu, cuda, …
+        images_per_class: at most so many samples of every class are read and run; the class counts stay those of all.
+            The loader must be a data set that knows its labels, or a `DataLoader` of one.
+        seed: decides which samples these are.
         progress: show how far it is, in a terminal or a notebook.
         display: where progress is shown, instead.
     """
     choose("dtype", dtype, DTYPES)
     display = display or Display(quiet=not progress)
+    part = None
+    if images_per_class != "all":
+        loader, part = few_of(loader, Few(images_per_class, seed))
     order = order_of(loader)
     with ExitStack() as stack:
         ready = stack.enter_context(running(model, device, shards=order.shards))
@@ -82,7 +92,7 @@ def extract(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent)))
         rows = Rows(np.dtype(dtype), folder)
         found = run_over(ready, loader, rows, head=head, display=display).head
-        gathered = Gathered(ready, rows.joined(), order, found, class_counts, split)
+        gathered = Gathered(ready, rows.joined(), order, found, class_counts, split, part)
         if path is None:
             return gathered.outputs()
         gathered.save(path)
@@ -138,18 +148,21 @@ class Gathered:
     head: Head
     class_counts: Any
     split: str
+    part: Part | None = None
 
     def outputs(self) -> Outputs:
         """In memory."""
         numbers = row_numbers(self.order, self.arrays, self.ready.world)
         arrays = joined(self.arrays, numbers, self.ready.world)
         known: dict[str, Any] = {**arrays, **self._constant(arrays["labels"])}
+        if self.part is not None:
+            known |= self.part.known(arrays["labels"])
         return Outputs(**known, split=self.split, model=fingerprint(self.ready.model))
 
     def save(self, path: Path) -> None:
         """In a file."""
         world = self.ready.world
-        if world.size == 1:
+        if world.size == 1 or self.part is not None:
             return self.outputs().save(path)
         numbers = row_numbers(self.order, self.arrays, world)
         labels = np.concatenate(world.gather(self.arrays["labels"][numbers >= 0]))
@@ -165,6 +178,8 @@ class Gathered:
                 f"the loader gives labels {labels.min()}..{labels.max()}, the model has classes 0..{classes - 1}"
             )
         counts = self.class_counts
+        if counts is None and self.part is not None:
+            counts = np.bincount(self.part.labels, minlength=classes)
         if counts is None:
             counts = training_counts(self.order, labels, classes)
         return {"class_counts": as_array(counts), **head_arrays(self.ready.model, self.head)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from longtail.core.locks import locked
 from longtail.core.progress import QUIET, Display
 from longtail.data.augment import Transform
 from longtail.data.images import Images
+from longtail.data.imbalance import Few
 from longtail.data.loading import in_order, load, resident
 from longtail.data.splits import Splits
 from longtail.distributed.world import SINGLE_PROCESS, World
@@ -67,55 +69,75 @@ class Extractor:
         """The network on the device of this process."""
         return self.run.load_model().to(self.world.device)
 
-    def path(self, split: str, views: int = 0) -> Path:
+    def path(self, split: str, views: int = 0, few: Few | None = None) -> Path:
         """Where the outputs on a split are kept: in the folder of the run."""
         name = f"{split}-views{views}" if views else split
+        if few:
+            name += f"-{few.most}-per-class-seed{few.seed}"
         if self.data_run.folder.resolve() != self.run.folder.resolve():
             name += f"-of-{self.data_run.data_hash()[:16]}"
         return self.run.folder / "outputs" / f"{name}.safetensors"
 
-    def outputs(self, split: str, *, views: int = 0) -> Outputs:
+    def outputs(self, split: str, *, views: int = 0, few: Few | None = None) -> Outputs:
         """The outputs on a split: those on disk if they are of these weights and these images, else new ones."""
-        path, images = self.path(split, views), self.data_run.images(split, self.splits)
-        known = self._known(path, images.digest)
+        path, images = self.path(split, views, few), self.data_run.images(split, self.splits)
+        known = self._known(path, images.digest, few)
         if known is None:
             # Cells of a comparison share a run: one computes its outputs, the others wait for them.
             with locked(path) if self.world.is_main else nullcontext():
-                known = self._known(path, images.digest)
+                known = self._known(path, images.digest, few)
                 if known is None:
                     if path.is_file():
                         self.display.line(f"{path} is of other weights or other images: computing it again")
-                    self._write(split, path, views=views)
+                    self._write(split, path, views=views, few=few)
         return known or Outputs.open(path, model=self.run.model_identity)
 
-    def _known(self, path: Path, digest: str) -> Outputs | None:
+    def _known(self, path: Path, digest: str, few: Few | None) -> Outputs | None:
         """What is on disk already; what rank 0 finds holds for all."""
-        found = _open_known(path, self.run.model_identity, digest) if self.world.is_main else None
+        found = _open_known(path, self.run.model_identity, digest, few) if self.world.is_main else None
         if not self.world.gather(found is not None)[0]:
             return None
         return found or Outputs.open(path, model=self.run.model_identity)
 
     def write(
-        self, split: str, path: Path, *, views: int = 0, dtype: str = "float32", keep_logits: bool | None = None
+        self,
+        split: str,
+        path: Path,
+        *,
+        views: int = 0,
+        few: Few | None = None,
+        dtype: str = "float32",
+        keep_logits: bool | None = None,
     ) -> Path:
         """Write the outputs on one split; returns the file. One launch at a time writes it, others wait.
 
-        With `views` > 0 the training augmentation is applied, anew in every pass. Logits are kept unless
+        With `views` > 0 the training augmentation is applied, anew in every pass. With `few` only so many images
+        of every class are read, decoded and run; the class counts stay those of the whole split. Logits are kept unless
         they are many: readers compute them from the features, chunk by chunk.
         """
         with locked(path) if self.world.is_main else nullcontext():
-            return self._write(split, path, views=views, dtype=dtype, keep_logits=keep_logits)
+            return self._write(split, path, views=views, few=few, dtype=dtype, keep_logits=keep_logits)
 
     def _write(
-        self, split: str, path: Path, *, views: int = 0, dtype: str = "float32", keep_logits: bool | None = None
+        self,
+        split: str,
+        path: Path,
+        *,
+        views: int = 0,
+        few: Few | None = None,
+        dtype: str = "float32",
+        keep_logits: bool | None = None,
     ) -> Path:
         whole_number("views", views, at_least=0)
         self._require_linear_head()
         if views and split != "train":
             raise UserError("augmented views are for the train split; leave out --views")
+        if few and split != "train":
+            raise UserError("images per class are chosen of the train split alone; leave out --images-per-class")
         images = self.data_run.images(split, self.splits)
-        head = head_of(self.model)
-        size, passes = len(images), max(views, 1)
+        head, shown = head_of(self.model), self.data_run
+        places = np.arange(len(images)) if few is None else few.rows(images.labels.numpy())
+        size, passes = len(places), max(views, 1)
         if keep_logits is None:
             keep_logits = size * passes * head.out_features <= MANY_LOGITS
         remove_parts(path, self.world)
@@ -123,11 +145,16 @@ class Extractor:
             model=self.run.model_identity,
             split=split,
             views=views,
+            few=few,
             dtype=dtype,
             logits=keep_logits,
             images=images.digest,
         )
-        missing = self._run_over(images, split, path, views, np.dtype(dtype), keep_logits)
+        chosen = (few.most, few.seed) if few else (None, None)
+        details = header(split, views, self.run.model_identity, images.digest, tuple(shown.class_names), *chosen)
+        if few:
+            images = images.subset(places)
+        missing = self._run_over(images, places, path, views, details, np.dtype(dtype), keep_logits)
         if missing and not getattr(images, "skip_broken", False):
             raise UserError(f"{missing} of {passes * size} samples are missing from {path}")
         if missing:
@@ -146,7 +173,16 @@ class Extractor:
                 f"take the run it came from, {origin.run}"
             )
 
-    def _run_over(self, images: Images, split: str, path: Path, views: int, dtype: np.dtype, keep_logits: bool) -> int:
+    def _run_over(
+        self,
+        images: Images,
+        places: np.ndarray,
+        path: Path,
+        views: int,
+        details: dict[str, Any],
+        dtype: np.dtype,
+        keep_logits: bool,
+    ) -> int:
         """Run the network over the images and write its outputs; returns how many rows are missing."""
         size, passes, world = len(images), max(views, 1), self.world
         plan = [
@@ -157,7 +193,6 @@ class Extractor:
         head, shown = head_of(self.model), self.data_run
         widths = {"features": head.in_features, "logits": head.out_features if keep_logits else None}
         constant = {"class_counts": shown.class_counts, "group_counts": shown.group_counts, **head_arrays(head)}
-        details = header(split, views, self.run.model_identity, images.digest, tuple(shown.class_names))
         rows = sum(len(draw.indices) for draw in plan)
         augmenting, clean = shown.transforms(self.splits)
         network = folded(self.model)
@@ -175,10 +210,10 @@ class Extractor:
                 numbers = batch.indices + draw.first - int(draw.indices[0])
                 writer.add(piece.features, piece.logits, piece.labels, numbers)
                 task.advance(len(draw.indices) * world.size)
-        return join_parts(path, world, passes * size, size)
+        return join_parts(path, world, passes * size, places)
 
 
-def _open_known(path: Path, model: str, digest: str) -> Outputs | None:
+def _open_known(path: Path, model: str, digest: str, few: Few | None) -> Outputs | None:
     """The outputs in a file, if they are whole and of this model and these images."""
     if not path.is_file():
         return None
@@ -186,4 +221,6 @@ def _open_known(path: Path, model: str, digest: str) -> Outputs | None:
         outputs = Outputs.open(path)
     except UserError:
         return None
-    return outputs if (outputs.model, outputs.digest) == (model, digest) else None
+    chosen = (few.most, few.seed) if few else (None, None)
+    found = (outputs.model, outputs.digest, outputs.images_per_class, outputs.images_seed)
+    return outputs if found == (model, digest, *chosen) else None

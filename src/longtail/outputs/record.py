@@ -40,6 +40,8 @@ class Outputs:
             are many-, medium- or few-shot by these. None if they are `class_counts`.
         split: train, validation or test.
         views: augmented passes over the split, one after another; 0 means clean images.
+        images_per_class: at most so many images of each class were taken; None if all were.
+        images_seed: which ones; None if all were taken.
         model: identity of the model: a hash of its weights.
         digest: hash of the list of samples.
         class_names: K names.
@@ -55,6 +57,8 @@ class Outputs:
     group_counts: np.ndarray | None = None
     split: str = "train"
     views: int = 0
+    images_per_class: int | None = None
+    images_seed: int | None = None
     model: str | None = None
     digest: str | None = None
     class_names: tuple[str, ...] = ()
@@ -154,7 +158,8 @@ class Outputs:
         """Write to a file, atomically."""
         tensors = {name: getattr(self, name) for name in _TENSORS if getattr(self, name) is not None}
         shapes = {name: (value.shape, value.dtype) for name, value in tensors.items()}
-        details = header(self.split, self.views, self.model, self.digest, self.class_names)
+        chosen = (self.images_per_class, self.images_seed)
+        details = header(self.split, self.views, self.model, self.digest, self.class_names, *chosen)
         with create(Path(path), shapes, details) as arrays:
             for name, value in tensors.items():
                 arrays[name][...] = value
@@ -179,6 +184,7 @@ class Outputs:
         # Only what grows with both samples and width stays on disk.
         kept = {name: arrays[name] if name in ("logits", "features") else np.array(arrays[name]) for name in arrays}
         said = {"split": known.split, "views": known.views, "model": known.model, "digest": known.digest}
+        said |= {"images_per_class": known.images_per_class, "images_seed": known.images_seed}
         return cls(**kept, **said, class_names=tuple(known.class_names))  # type: ignore[arg-type]
 
 
@@ -194,13 +200,22 @@ class Header:
     model: str | None
     digest: str | None
     class_names: list[str]
+    images_per_class: int | None = None
+    images_seed: int | None = None
 
 
 def header(
-    split: str, views: int, model: str | None, digest: str | None, class_names: tuple[str, ...]
+    split: str,
+    views: int,
+    model: str | None,
+    digest: str | None,
+    class_names: tuple[str, ...],
+    images_per_class: int | None = None,
+    images_seed: int | None = None,
 ) -> dict[str, Any]:
     """The head of a file of outputs, as it is written."""
-    return {"format": FORMAT, "kind": KIND, **asdict(Header(split, views, model, digest, list(class_names)))}
+    known = Header(split, views, model, digest, list(class_names), images_per_class, images_seed)
+    return {"format": FORMAT, "kind": KIND, **asdict(known)}
 
 
 def _equal(one: Any, other: Any) -> bool:

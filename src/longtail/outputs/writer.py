@@ -138,10 +138,10 @@ class RowWriter:
         return self._stack.__exit__(kind, error, trace)
 
 
-def join_parts(path: Path, world: World, expected: int, period: int) -> int:
+def join_parts(path: Path, world: World, expected: int, places: np.ndarray) -> int:
     """Put the parts of all processes into one file by their numbers; returns how many rows are missing.
 
-    In the file `indices` are the numbers modulo `period`: the place of a sample in its split.
+    `places` (M,) are where the samples of one pass stand in their split; these are the `indices` of the file.
     """
     world.barrier()
     missing = 0
@@ -157,28 +157,29 @@ def join_parts(path: Path, world: World, expected: int, period: int) -> int:
         written = np.sort(numbers[numbers >= 0])
         twice = written[1:][np.diff(written) == 0]
         if len(twice):
-            raise UserError(f"sample {twice[0] % period} was written twice to the parts of {path}")
+            raise UserError(f"sample {places[twice[0] % len(places)]} was written twice to the parts of {path}")
         missing = expected - len(written)
         if len(parts) == 1 and missing == 0:
-            _finish_single(parts[0], path, period)
+            _finish_single(parts[0], path, places)
         else:
-            _copy_rows(opened, written, path, period)
+            _copy_rows(opened, written, path, places)
         for part in parts:
             part.unlink(missing_ok=True)
     return int(world.gather(missing)[0])
 
 
-def _finish_single(part: Path, path: Path, period: int) -> None:
+def _finish_single(part: Path, path: Path, places: np.ndarray) -> None:
     """One process wrote every row, in order: only the numbers change."""
     arrays, _ = read(part)
     numbers = arrays["indices"][:]
-    if (numbers >= period).any():
-        rewrite(part, "indices", numbers % period)
+    shown = places[numbers % len(places)]
+    if (numbers != shown).any():
+        rewrite(part, "indices", shown)
     part.replace(path)
 
 
 def _copy_rows(
-    opened: list[tuple[dict[str, np.ndarray], dict[str, Any]]], written: np.ndarray, path: Path, period: int
+    opened: list[tuple[dict[str, np.ndarray], dict[str, Any]]], written: np.ndarray, path: Path, places: np.ndarray
 ) -> None:
     first, details = opened[0]
     growing = [name for name in ("labels", "indices", "features", "logits") if name in first]
@@ -190,9 +191,10 @@ def _copy_rows(
         for arrays, _ in opened:
             for rows in _pieces(arrays["indices"]):
                 numbers = arrays["indices"][rows]
-                places = np.searchsorted(written, numbers)
+                rows_there = np.searchsorted(written, numbers)
+                shown = places[numbers % len(places)]
                 for name in growing:
-                    target[name][places] = numbers % period if name == "indices" else arrays[name][rows]
+                    target[name][rows_there] = shown if name == "indices" else arrays[name][rows]
 
 
 def _pieces(numbers: np.ndarray) -> Iterator[np.ndarray]:

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longtail.core.arrays import as_array, single_at_least, writable
+from longtail.data.imbalance import Few
 from longtail.distributed.world import SINGLE_PROCESS, World
-from longtail.errors import UserError
+from longtail.errors import UserError, choose
 from longtail.networks.head import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
@@ -143,6 +143,10 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def check_settings(self) -> None:
         """Refuse settings that cannot be, before anything is fitted."""
 
+    def enough_images(self, num_classes: int) -> int | None:
+        """Training images per class that it needs for the answer it would give on all of them; None: all."""
+        return None
+
     @property
     def needs_validation(self) -> bool:
         """Whether held-out outputs are needed: to choose a setting, or because it is fitted on them alone."""
@@ -253,6 +257,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     def score(self, logits: Any, y: Any = None, sample_weight: Any = None, features: Any = None) -> float:
         """Accuracy on logits (N, K) with labels (N,), or on `Outputs`."""
+        from sklearn.metrics import accuracy_score  # late: the package of scores takes a while to import
+
         truth = logits.labels if y is None and isinstance(logits, Outputs) else y
         return float(accuracy_score(truth, np.asarray(self.predict(logits, features)), sample_weight=sample_weight))
 
@@ -306,6 +312,22 @@ def _warn_if_all_is_known(method: PostHoc, data: FitData) -> None:
             "(--method halo, --method auto)",
             stacklevel=2,
         )
+
+
+def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, seed: int = 0) -> Few | None:
+    """Which training images a method is fitted on: a number per class, "all" or "auto"; None for all of them.
+
+    "auto" is what the method says is enough; where no class has more, all are taken.
+    """
+    if isinstance(choice, str):
+        choose("images_per_class", choice, ("all", "auto"))
+        most = method.enough_images(len(class_counts)) if choice == "auto" else None
+    else:
+        most = choice
+    if most is None:
+        return None
+    few = Few(most, seed)
+    return few if few.most < class_counts.max() else None
 
 
 def is_trained(layer: nn.Module) -> bool:

@@ -42,6 +42,9 @@ class LogitAdjustment(AffinePostHoc):
     def check_settings(self) -> None:
         number_or_auto(self.tau, "tau")
 
+    def enough_images(self, num_classes: int) -> int | None:
+        return 1  # it looks at none of them
+
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         require_counts(data.class_counts)
         log_prior = np.log(data.class_counts / data.class_counts.sum())

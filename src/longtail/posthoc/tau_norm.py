@@ -40,6 +40,9 @@ class TauNorm(AffinePostHoc):
     def check_settings(self) -> None:
         number_or_auto(self.tau, "tau")
 
+    def enough_images(self, num_classes: int) -> int | None:
+        return 1  # it looks at none of them
+
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         bias = np.zeros(data.num_classes) if data.bias is None else data.bias.double().numpy()
 

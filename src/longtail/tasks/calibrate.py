@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from longtail.extraction.loaders import order_of
 from longtail.extraction.model import Gathered, Pass, run_over
 from longtail.extraction.reader import read
 from longtail.extraction.running import Running, random_state_kept, running
+from longtail.extraction.selection import few_of, known_labels
 from longtail.methods import build_posthoc
 from longtail.networks.head import with_layers
 from longtail.networks.head_folding import folded_layers
 from longtail.networks.head_search import Head, close, is_exact
 from longtail.networks.sharded import refuse_copies_of_fsdp
 from longtail.outputs.writer import Rows
-from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs
 from longtail.posthoc.marc import MARC
 
 ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(model, method)"
@@ -40,6 +41,8 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
     progress: bool = True,
 ) -> tuple[Model, MARC]: ...
 
@@ -54,6 +57,8 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
     progress: bool = True,
 ) -> tuple[Model, Method]: ...
 
@@ -68,6 +73,8 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
     progress: bool = True,
 ) -> tuple[Model, PostHoc]: ...
 
@@ -81,6 +88,8 @@ def calibrate(
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
     progress: bool = True,
 ) -> tuple[nn.Module, PostHoc]:
     """Calibrate a trained model: (a new model of the same class, the fitted method).
@@ -95,18 +104,25 @@ def calibrate(
         head: name of the last linear layer; without, it is the one whose output the model gives.
         class_counts: (K,) training samples per class, if the loader does not show all of them.
         device: where to run the model.
+        images_per_class: at most so many samples of every class are read and run, "auto" for as many as the method
+            needs. The loader must be a data set that knows its labels, or a `DataLoader` of one.
+        seed: decides which samples these are.
         progress: show how far it is, in a terminal or a notebook.
     """
     method = build_posthoc(method or "marc", {}) if method is None or isinstance(method, str) else method
     display = Display(quiet=not progress)
     method.check_settings()
+    part = None
+    if images_per_class != "all":
+        few = chosen_images(images_per_class, method, np.bincount(known_labels(loader)), seed)
+        loader, part = (loader, None) if few is None else few_of(loader, few)
     orders = [order_of(one) for one in (loader, validation) if one is not None]
     with running(model, device, shards=max(order.shards for order in orders)) as ready:
         refuse_copies_of_fsdp(ready.model)
         rows = Rows(np.dtype(np.float32))
         check = partial(_require_foldable, method, ready.model)
         seen = run_over(ready, loader, rows, head=head, check=check, display=display)
-        train = Gathered(ready, rows.joined(), orders[0], seen.head, class_counts, "train").outputs()
+        train = Gathered(ready, rows.joined(), orders[0], seen.head, class_counts, "train", part).outputs()
         held_out = None
         if validation is not None:
             rows = Rows(np.dtype(np.float32))

@@ -14,7 +14,7 @@ from longtail.methods import PostHocMethod, describe_posthoc
 from longtail.networks.head import guess_head, head_of, with_head
 from longtail.networks.saved_heads import SAVED_HEADS
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs
 from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.runs.record import CalibrationRecord
 from longtail.tasks.calibration import (
@@ -35,6 +35,8 @@ def calibrate_run(
     *,
     out: Path | None = None,
     views: int = 1,
+    images_per_class: int | str = "auto",
+    seed: int = 0,
     overwrite: bool = False,
 ) -> tuple[Path, list[Comparison]]:
     """Fit a method on a run's own images and write the calibrated model.
@@ -48,6 +50,9 @@ def calibrate_run(
         name: what the method is called (default: its name in `longtail methods`, or that of its class).
         out: folder to write.
         views: augmented passes over the training images; 0 for clean images.
+        images_per_class: at most so many training images of every class are run and fitted on; "all", or "auto" for
+            what the method needs.
+        seed: decides which ones.
         overwrite: replace a calibration that is there.
     """
     run, world = extractor.run, extractor.world
@@ -57,6 +62,7 @@ def calibrate_run(
         raise UserError(f"{folder} is the run itself; choose another --out")
     require_free(folder, overwrite=overwrite)
     method.check_settings()
+    few = chosen_images(images_per_class, method, run.class_counts, seed)
     if method.needs_validation and "validation" not in run.split_sizes:
         raise UserError(
             f"{known.title} needs images the network has not seen, and {run.folder} held none out; "
@@ -64,7 +70,13 @@ def calibrate_run(
         )
     held_out = {split: extractor.outputs(split) for split in ("validation", "test") if split in run.split_sizes}
     validation = held_out.get("validation")
-    train = None if method.fitted_on_unseen else extractor.outputs("train", views=views)
+    if few and not method.fitted_on_unseen:
+        taken = np.minimum(run.class_counts, few.most).sum()
+        extractor.display.line(
+            f"fitting on at most {few.most} images per class: {taken:,} of {run.class_counts.sum():,} "
+            "(--images-per-class all for all of them)"
+        )
+    train = None if method.fitted_on_unseen else extractor.outputs("train", views=views, few=few)
     fit_outputs(method, train, validation, world)
     scores: list[Comparison] = []
     if world.is_main:

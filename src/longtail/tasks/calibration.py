@@ -47,11 +47,15 @@ class FittedOn:
     samples: int
     model: str | None
     digest: str | None
+    images_per_class: int | None = None
+    """At most so many images of each class; None: all of them."""
+    images_seed: int | None = None
 
     @classmethod
     def of(cls, outputs: Outputs) -> FittedOn:
         seen = outputs.split == "train"
-        return cls(outputs.split, seen, outputs.views, len(outputs), outputs.model, outputs.digest)
+        chosen = (outputs.images_per_class, outputs.images_seed)
+        return cls(outputs.split, seen, outputs.views, len(outputs), outputs.model, outputs.digest, *chosen)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 HELP = """Repair a trained classifier: MARC by default, any post-hoc method by name.
 
 Of a run of ours, the model is run once over its training images (one augmented view), the method
-is fitted, and the repaired model is written as a run folder of its own, RUN/METHOD.
+is fitted, and the repaired model is written as a run folder of its own, RUN/METHOD. A method that
+needs only some images of every class is given no more (--images-per-class all for all of them).
 
 Of saved logits, no model is needed: a .npz with logits (N, K) and labels (N,), a .npy with --labels,
 a .csv with a column called label, or .safetensors. Give the logits of training images; held-out
@@ -59,6 +60,10 @@ class Calibrate(Output):
 
     views: int = 1
     """Run: augmented passes over the training images; 0 for clean images."""
+    images_per_class: int | Literal["all", "auto"] = "auto"
+    """Run: at most so many training images of every class; auto: as many as the method needs."""
+    seed: int = 0
+    """Run: decides which images these are."""
     root: str | None = None
     """Run: folder of the data set, if it has moved since training."""
     device: str = "auto"
@@ -79,7 +84,7 @@ def main(arguments: list[str]) -> int:
     if options.source.is_dir():
         refuse(options, ("labels", "validation", "test"), options.source, "a run")
         return _calibrate_run(options)
-    refuse(options, ("views", "root", "device", "workers"), options.source, "saved logits")
+    refuse(options, ("views", "images_per_class", "seed", "root", "device", "workers"), options.source, "saved logits")
     return _calibrate_file(options)
 
 
@@ -94,11 +99,23 @@ def _calibrate_run(options: Calibrate) -> int:
         run, method = _origin(options, run), build_posthoc_for(run, options.method, options.options)
         method = _then(options, method)
         world.require_alike(
-            model=run.model_identity, method=options.method, options=options.options, views=options.views
+            model=run.model_identity,
+            method=options.method,
+            options=options.options,
+            views=options.views,
+            images_per_class=options.images_per_class,
+            seed=options.seed,
         )
         extractor = Extractor(run, world, root=options.root, workers=options.workers, display=options.display())
         folder, scores = calibrate_run(
-            extractor, method, options.method, out=options.out, views=options.views, overwrite=options.overwrite
+            extractor,
+            method,
+            options.method,
+            out=options.out,
+            views=options.views,
+            images_per_class=options.images_per_class,
+            seed=options.seed,
+            overwrite=options.overwrite,
         )
     _show(options, method, scores, folder)
     options.display().line(f"score it with: longtail evaluate {shlex.quote(str(folder))}")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from longtail.cli.parsing import Output, parse
 from longtail.core.machine import WORKERS
+
+if TYPE_CHECKING:
+    from longtail.data.imbalance import Few
+    from longtail.runs.folder import Run
 
 HELP = """Run a trained model once over a split and keep features, logits and labels.
 
@@ -34,8 +38,12 @@ class Extract(Output):
     """Which images."""
     views: int = 0
     """Augmented passes over the training images; 0 for clean images."""
+    images_per_class: int | Literal["all", "auto"] = "all"
+    """At most so many training images of every class; auto: as many as MARC needs."""
+    seed: int = 0
+    """Decides which images these are."""
     out: Path | None = None
-    """File to write (default: RUN/outputs/SPLIT[-viewsV].safetensors)."""
+    """File to write (default: RUN/outputs/SPLIT[-viewsV][-M-per-class-seedS].safetensors)."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored features and logits."""
     no_logits: bool = False
@@ -61,11 +69,22 @@ def main(arguments: list[str]) -> int:
     with join(options.device) as world:
         run = Run.open(options.run)
         extractor = Extractor(run, world, root=options.root, workers=options.workers, display=display)
-        path = options.out or extractor.path(options.split, options.views)
+        few = _chosen(options, run)
+        path = options.out or extractor.path(options.split, options.views, few)
         if path.exists() and not options.overwrite:
             raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
         keep_logits = False if options.no_logits else None
-        extractor.write(options.split, path, views=options.views, dtype=options.dtype, keep_logits=keep_logits)
+        extractor.write(options.split, path, views=options.views, few=few, dtype=options.dtype, keep_logits=keep_logits)
     display.line(f"written: {path}")
     options.print_json({"outputs": str(path)})
     return 0
+
+
+def _chosen(options: Extract, run: Run) -> Few | None:
+    """Which training images; scikit-learn, which methods need, is not waited for where all are taken."""
+    if options.images_per_class == "all":
+        return None
+    from longtail.posthoc.base import chosen_images
+    from longtail.posthoc.marc import MARC
+
+    return chosen_images(options.images_per_class, MARC(), run.class_counts, options.seed)
