@@ -1,7 +1,7 @@
 """Calibrate your own model: one call, no retraining, a model of the same class back.
 
 The head has a name of its own and is found all the same: it is the layer whose output the model
-answers with. Only that layer differs in the repaired model, so it costs nothing at inference.
+answers with. Only that layer differs in the calibrated model, so it costs nothing at inference.
 
     python examples/own_model.py
 """
@@ -38,11 +38,12 @@ for _ in range(12):
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-repaired, marc = longtail.calibrate(model, loader)
+calibrated, marc = longtail.calibrate(model, loader)
 
-for title, network in (("before", model), ("after", repaired)):
+for title, network in (("before", model), ("after", calibrated)):
     with torch.inference_mode():
         logits = network.eval()(data.test.pixels / 255)
     scores = longtail.evaluate_logits(logits, data.test.labels, data.train.class_counts)
     print(f"{title}: balanced {100 * scores.balanced:.1f}, few-shot {100 * scores.few:.1f}")
-print(f"{type(repaired).__name__} with {type(repaired.which_digit).__name__} head, {marc.n_parameters_} numbers learnt")
+head = type(calibrated.which_digit).__name__
+print(f"{type(calibrated).__name__} with {head} head, {marc.n_parameters_} numbers learnt")

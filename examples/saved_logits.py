@@ -1,6 +1,6 @@
-"""Repair a classifier of which only the logits are at hand: arrays on disk, no model, no framework.
+"""Calibrate a classifier of which only the logits are at hand: arrays on disk, no model, no framework.
 
-The same in the shell: `longtail calibrate train.npz --test test.npz --out repaired`.
+The same in the shell: `longtail calibrate train.npz --test test.npz --out calibrated`.
 
     python examples/saved_logits.py
 """

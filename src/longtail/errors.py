@@ -1,4 +1,4 @@
-"""The one exception for mistakes a user can mend, what stops a command, and the exit codes of the command line."""
+"""The one exception for mistakes a user can correct, what stops a command, and the exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXIT_SIGNAL = 128  # and the number of the signal, as shells do it
 EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
 EXIT_TERMINATED = EXIT_SIGNAL + signal.SIGTERM
 EXIT_CODES = (
-    f"Exit codes: 0 done, {EXIT_USER_ERROR} something to mend in the input, {EXIT_INTERRUPTED} interrupted, "
+    f"Exit codes: 0 done, {EXIT_USER_ERROR} invalid input, {EXIT_INTERRUPTED} interrupted, "
     f"{EXIT_TERMINATED} terminated."
 )
 
@@ -24,7 +24,7 @@ _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, 
 
 
 class UserError(ValueError):
-    """Something the caller can mend: the message says what is wrong, where, and what to do.
+    """Something the caller can correct: the message says what is wrong, where, and what to do.
 
     The command line prints it as one line and exits with code 2; in Python it is a `ValueError`.
     """

@@ -99,7 +99,7 @@ def focal(class_counts: Tensor, *, gamma: float = 2.0, form: Literal["softmax", 
 
 @dataclass(frozen=True)
 class PostHocMethod:
-    """A way to repair a trained classifier (stage two).
+    """A way to calibrate a trained classifier (stage two).
 
     Args:
         title: name as in the literature.

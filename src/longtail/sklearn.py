@@ -1,4 +1,4 @@
-"""Any scikit-learn classifier, repaired: its scores become logits, a post-hoc method mends them.
+"""Any scikit-learn classifier, calibrated: its scores become logits, a post-hoc method calibrates them.
 
     CalibratedLongTail(LinearSVC(), MARC()).fit(X, y).predict(X_new)
 
@@ -32,7 +32,7 @@ SMALLEST_PROBABILITY = 1e-6  # a class that a forest never voted for has a logit
 
 
 class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
-    """A classifier of long-tailed data whose scores are repaired class by class.
+    """A classifier of long-tailed data whose scores are calibrated class by class.
 
     Args:
         estimator: a classifier with `decision_function` (believed first) or `predict_proba`
@@ -151,23 +151,23 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         scores = getattr(self.estimator_, response)(X)
         return _as_logits(scores, response, len(self.classes_), self.estimator_)
 
-    def _repaired(self, X: Any) -> np.ndarray:  # noqa: N803
+    def _calibrated(self, X: Any) -> np.ndarray:  # noqa: N803
         check_is_fitted(self)
         return np.asarray(self.method_.transform(self._logits(X)))
 
     def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
-        """Repaired logits (N, K); of two classes the second's lead over the first, (N,)."""
-        repaired = self._repaired(X)
-        return repaired[:, 1] - repaired[:, 0] if repaired.shape[1] == 2 else repaired
+        """Calibrated logits (N, K); of two classes the second's lead over the first, (N,)."""
+        calibrated = self._calibrated(X)
+        return calibrated[:, 1] - calibrated[:, 0] if calibrated.shape[1] == 2 else calibrated
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
-        """Probabilities (N, K) after repair."""
+        """Probabilities (N, K) after calibration."""
         check_is_fitted(self)
         return np.asarray(self.method_.predict_proba(self._logits(X)))
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The class of each sample."""
-        best = self._repaired(X).argmax(1)
+        best = self._calibrated(X).argmax(1)
         return self.classes_[best]
 
     def __sklearn_tags__(self) -> Any:
@@ -200,7 +200,9 @@ def _response(estimator: Any) -> str:
     for name in ("decision_function", "predict_proba"):
         if hasattr(estimator, name):
             return name
-    raise UserError(f"{type(estimator).__name__} has neither decision_function nor predict_proba: no scores to repair")
+    raise UserError(
+        f"{type(estimator).__name__} has neither decision_function nor predict_proba: no scores to calibrate"
+    )
 
 
 def _as_logits(scores: np.ndarray, response: str, classes: int, estimator: Any) -> np.ndarray:

@@ -95,7 +95,7 @@ def test_help_has_examples_and_exit_codes(name, capsys):
     assert not stop.value.code
     text = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     assert f"Examples: longtail {name}" in text
-    assert "Exit codes: 0 done, 2 something to mend in the input, 130 interrupted, 143 terminated." in text
+    assert "Exit codes: 0 done, 2 invalid input, 130 interrupted, 143 terminated." in text
     assert "--json" in text
     assert "--quiet" in text
 

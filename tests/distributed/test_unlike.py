@@ -114,7 +114,7 @@ def test_a_broken_row_in_the_share_of_one_process(by_hand, tmp_path):
     longtail.Outputs(labels, np.array([20, 20]), logits=logits).save(tmp_path / "train.safetensors")
     command = ["-m", "longtail", "calibrate", "train.safetensors", "--out", "calibrated"]
     ended = by_hand((command, {}, tmp_path), (command, {}, tmp_path))
-    assert "logits of row 33 contain NaN or inf; drop that sample or mend the model" in one_reason(ended)
+    assert "logits of row 33 contain NaN or inf; drop that sample or correct the model" in one_reason(ended)
     assert not (tmp_path / "calibrated").exists()
 
 

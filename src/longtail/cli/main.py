@@ -38,7 +38,7 @@ COMMANDS = {
     "distribution": "show the class distribution of a data set before any training",
     "train": "train a classifier on long-tailed images (stage one)",
     "extract": "run a trained model once and keep its features and logits",
-    "calibrate": "repair a trained model, or saved logits: MARC and other methods (stage two)",
+    "calibrate": "calibrate a trained model, or saved logits: MARC and other methods (stage two)",
     "compare": "compare methods over seeds: tables with intervals",
     "reproduce": "make a table or figure of the paper from nothing, beside the paper's numbers",
     "diagnose": "is this model long-tail biased? would calibration help?",

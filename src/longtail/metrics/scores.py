@@ -30,7 +30,7 @@ class Metrics:
 
     top1: float
     natural: float
-    """Accuracy where classes are as frequent as in training: what a repair of the tail may cost."""
+    """Accuracy where classes are as frequent as in training: what a calibration for the tail may cost."""
     balanced: float
     many: float | None
     medium: float | None

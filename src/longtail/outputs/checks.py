@@ -83,7 +83,7 @@ def check_rows(rows: LogitRows, world: World = SINGLE_PROCESS) -> None:
     for row, _ in found:
         if row is not None:
             name = "features" if computed else "logits"
-            raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or mend the model")
+            raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or correct the model")
     if size > 1 and all(they_are for _, they_are in found):  # one row may sum to 1 by chance
         raise UserError("these are probabilities (every row sums to 1), not logits; pass logits, or log(probabilities)")
 

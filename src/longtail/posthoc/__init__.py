@@ -1,4 +1,4 @@
-"""Methods that repair a trained classifier from its stored outputs: one file each."""
+"""Methods that calibrate a trained classifier from its stored outputs: one file each."""
 
 from longtail.posthoc.auto import Auto
 from longtail.posthoc.base import FitResult, PostHoc

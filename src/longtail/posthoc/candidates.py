@@ -5,7 +5,7 @@ numbers from held-out samples: it is fitted in folds, each sample scored by the 
 
 The score is the log-likelihood at the target prior: every class counts as much as the target prior
 says, whatever the held-out set holds. Each candidate is given its own best temperature, fitted on the
-other folds, so that the choice is one of decisions: being too sure of itself is repaired elsewhere.
+other folds, so that the choice is one of decisions: overconfidence is what a temperature corrects.
 """
 
 from __future__ import annotations

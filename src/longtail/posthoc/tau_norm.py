@@ -46,17 +46,17 @@ class TauNorm(AffinePostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         bias = np.zeros(data.num_classes) if data.bias is None else data.bias.double().numpy()
 
-        def repair(tau: float) -> tuple[np.ndarray, np.ndarray]:
+        def calibrated(tau: float) -> tuple[np.ndarray, np.ndarray]:
             scale = data.weight_norms**-tau
             return scale, -scale * bias
 
         if self.tau == "auto":
             held_out = require_validation(validation, "tau")
-            scores = {tau: balanced_accuracy(*repair(tau), held_out) for tau in TAUS}
+            scores = {tau: balanced_accuracy(*calibrated(tau), held_out) for tau in TAUS}
             self.tau_ = best_setting(scores, usual=1.0)
         else:
             self.tau_ = float(self.tau)
-        self.scale_, self.shift_ = repair(self.tau_)
+        self.scale_, self.shift_ = calibrated(self.tau_)
         self.result_ = FitResult.closed_form()
 
     @property

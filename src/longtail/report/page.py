@@ -32,8 +32,8 @@ class Context:
     """What a page says beside the numbers.
 
     Args:
-        title: what was repaired, in a few words.
-        command: start of the command that repairs it, to which options are added.
+        title: what was calibrated, in a few words.
+        command: start of the command that calibrates it, to which options are added.
         facts: lines for the foot of the page.
         checkpoints: rows (stage-one data, before, after) when several models were calibrated.
         read_image: the picture of a held-out sample, where there are pictures.

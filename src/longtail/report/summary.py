@@ -1,4 +1,4 @@
-"""The numbers behind a report: what a model does before and after repair, per class, head to tail.
+"""The numbers behind a report: what a model does before and after calibration, per class, head to tail.
 
 Pure functions of stored outputs; figures and page draw what they return. Everything is about
 held-out images: on images a network was trained on, the trends are weak.

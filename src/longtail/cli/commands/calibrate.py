@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from longtail.runs.folder import Run
     from longtail.tasks.calibration import Comparison
 
-HELP = """Repair a trained classifier: MARC by default, any post-hoc method by name.
+HELP = """Calibrate a trained classifier: MARC by default, any post-hoc method by name.
 
 Of a run of ours, the model is run once over its training images (one augmented view), the method
-is fitted, and the repaired model is written as a run folder of its own, RUN/METHOD. A method that
+is fitted, and the calibrated model is written as a run folder of its own, RUN/METHOD. A method that
 needs only some images of every class is given no more (--images-per-class all for all of them).
 
 Of saved logits, no model is needed: a .npz with logits (N, K) and labels (N,), a .npy with --labels,
 a .csv with a column called label, or .safetensors. Give the logits of training images; held-out
 logits (--validation, --test) are scored before and after. If the file also has head_weight, MARC
-scales its shifts by the norms of the class vectors (without it they are 1), and the repaired head
+scales its shifts by the norms of the class vectors (without it they are 1), and the calibrated head
 is written to head.safetensors.
 
 Examples:
@@ -43,7 +43,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Calibrate(Output):
-    """What to repair, and how."""
+    """What to calibrate, and how."""
 
     source: Annotated[Path, tyro.conf.Positional]
     """Folder of a finished run, or a file of saved logits and labels."""

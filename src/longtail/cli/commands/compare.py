@@ -17,7 +17,7 @@ HELP = """Compare methods on one data set over several seeds.
 
 longtail compare DATA --methods NAME … --out FOLDER [OPTIONS]
 
-Every decision-boundary method of a seed repairs the same softmax model; every stage-one method sees
+Every decision-boundary method of a seed calibrates the same softmax model; every stage-one method sees
 the same number of images. Cells that are done are not done again: the same command goes on after an
 interruption, and adding methods or seeds costs only the new cells. Options of a method are written
 name:option=value. DATA (a recipe, or the path of images), --config and all settings of training are

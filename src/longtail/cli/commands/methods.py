@@ -8,7 +8,7 @@ from longtail.cli.parsing import Output, parse
 
 HELP = """List every method the library knows.
 
-Stage-one methods train a network (`longtail train --method NAME`); stage-two methods repair a
+Stage-one methods train a network (`longtail train --method NAME`); stage-two methods calibrate a
 trained one (`longtail calibrate --method NAME`). p is the number of features, K of classes.
 
 Examples:
