@@ -19,7 +19,8 @@ def results(name: str) -> tuple[dict[str, dict], int]:
     if not path.is_file():
         return {}, 0
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return {row["method"]: row for row in rows}, len(rows[0]["seeds"])
+    seeds = rows[0]["seeds"]  # earlier tables hold their number alone
+    return {row["method"]: row for row in rows}, seeds if isinstance(seeds, int) else len(seeds)
 
 
 def score(row: dict | None) -> str:
