@@ -377,3 +377,18 @@ def test_the_balanced_head_costs_no_more_passes_than_crt(cifar_features):
     assert solution.converged
     assert solution.evaluations <= crt.n_iter_
     assert set(stack_heads(train, train.features, 1e-3)) == {"lda", "balanced"}
+
+
+def test_a_number_is_a_power_of_the_training_prior():
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], [60, 20, 6])
+    logits, held = (2 * np.eye(3)[y] + rng.normal(size=(86, 3)) for _ in range(2))
+    halo = HALO().fit(logits, y, validation=(held, y))
+    for power, word in ((0, "uniform"), (1.0, "train")):
+        same = halo.with_target_prior(power).transform(held) - halo.with_target_prior(word).transform(held)
+        np.testing.assert_allclose(same, 0, atol=1e-6)
+    moved = halo.with_target_prior(-0.5).transform(held) - halo.transform(held)
+    np.testing.assert_allclose(moved - moved[:, :1], [0.5 * np.log(60 / np.array([60, 20, 6]))] * 86, atol=1e-5)
+    for wrong in (float("nan"), 11, True):
+        with pytest.raises(UserError, match="target_prior"):
+            halo.with_target_prior(wrong)

@@ -114,6 +114,28 @@ def test_the_slider_changes_numbers_chart_and_command(visit, page_path, real_sum
     assert page.complaints == []
 
 
+def test_the_slider_moves_along_the_target_prior(visit, page_path, real_summary):
+    page = visit(page_path)
+    page.select_option("#sweep", label="HALO: target prior")
+    assert page.locator("#gamma-value").inner_text() == "0.0"
+    heading = f"{SCORES['balanced'].heading} (test)"
+
+    def balanced():
+        return page.locator("#point-cards .card", has_text=heading).locator(".value").inner_text()
+
+    places = {point.power: place for place, point in enumerate(real_summary.targets)}
+    assert balanced() == f"{100 * real_summary.targets[places[0.0]].metrics.balanced:.1f}"
+    page.locator("#gamma").evaluate("(slider) => { slider.value = 0; slider.dispatchEvent(new Event('input')); }")
+    assert balanced() == f"{100 * real_summary.targets[places[1.0]].metrics.balanced:.1f}"
+    assert page.locator("#command").inner_text().endswith("--method halo --options target-prior 1")
+    marked = page.evaluate(
+        "document.getElementById('trade-off').data.find((trace) => trace.name === 'best on validation').x[0]"
+    )
+    best = max(real_summary.targets, key=lambda point: round(100 * point.validation.balanced, 1))
+    assert marked == best.power
+    assert page.complaints == []
+
+
 def test_the_table_sorts_and_filters(visit, page_path):
     page = visit(page_path)
 

@@ -10,7 +10,7 @@ from longtail import LogitAdjustment, Outputs
 from longtail.cli.main import main
 from longtail.metrics.intervals import fallen_classes
 from longtail.metrics.scores import evaluate_logits
-from longtail.posthoc.base import fit_outputs
+from longtail.posthoc.base import warn_if_all_is_known
 from longtail.posthoc.marc import MARC
 from longtail.tasks.calibration import compare_outputs
 
@@ -56,10 +56,10 @@ def test_a_model_that_knows_its_training_images_is_pointed_out():
         labels, np.bincount(labels), logits=20 * np.eye(3)[labels] + rng.normal(size=(88, 3)), split="train"
     )
     with pytest.warns(UserWarning, match=r"recognises 100.0 % of the training images MARC learns from"):
-        fit_outputs(MARC(), known, None)
+        warn_if_all_is_known(MARC(), known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit_outputs(LogitAdjustment(), known, None)
+        warn_if_all_is_known(LogitAdjustment(), known)
 
 
 def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):

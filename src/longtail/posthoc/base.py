@@ -293,17 +293,17 @@ def fit_outputs(
         method.fit_checked(held_out, None)
         return
     assert train is not None
-    data = from_outputs(train, world, need_every_class=needed)
-    if method.learns_from_seen and train.split == "train" and world.is_main:
-        _warn_if_all_is_known(method, data)
-    method.fit_checked(data, held_out)
+    method.fit_checked(from_outputs(train, world, need_every_class=needed), held_out)
 
 
-def _warn_if_all_is_known(method: PostHoc, data: FitData) -> None:
+def warn_if_all_is_known(method: PostHoc, train: Outputs | None) -> None:
     """Say what it means when a model makes no mistakes on the images a method learns from."""
-    some = np.linspace(0, len(data.labels) - 1, min(len(data.labels), LOOKED_AT)).astype(int)
+    if train is None or train.split != "train" or not method.learns_from_seen:
+        return
+    some = np.linspace(0, len(train) - 1, min(len(train), LOOKED_AT)).astype(int)
+    rows = train.rows()
     right = np.concatenate(
-        [data.rows.read(part).argmax(1).numpy() == data.labels[part].numpy() for part in np.array_split(some, 10)]
+        [rows.read(part).argmax(1).numpy() == train.labels[part] for part in np.array_split(some, min(len(some), 10))]
     )
     if right.mean() >= ALL_KNOWN:
         warnings.warn(

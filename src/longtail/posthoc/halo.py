@@ -54,7 +54,8 @@ class HALO(PostHoc):
 
     Args:
         target_prior: class frequencies to be right for: "uniform" (balanced recognition), "train" (as in training),
-            weights or counts (K,), or a CSV file of class,weight; a class of weight 0 is never predicted.
+            a power of the training prior (1 is "train", 0 is "uniform"), weights or counts (K,), or a CSV file of
+            class,weight; a class of weight 0 is never predicted.
             `with_target_prior` changes it later.
         held_out: "validation": the numbers are fitted on the held-out outputs given as `validation`. "cross-fit":
             for a frozen backbone that was not trained on these images (a linear probe): the heads are fitted anew in

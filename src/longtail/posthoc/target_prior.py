@@ -1,7 +1,8 @@
 """The class frequencies that a calibrated classifier is to be right for.
 
-A target prior is "uniform" (balanced recognition), "train" (as in training), weights or counts (K,), or
-a CSV file with one line `class,weight` per class. A class of weight 0 is never predicted.
+A target prior is "uniform" (balanced recognition), "train" (as in training), a power t of the training
+prior (1 is "train", 0 is "uniform", below 0 the tail is expected more often than the head), weights or
+counts (K,), or a CSV file with one line `class,weight` per class. A class of weight 0 is never predicted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.errors import UserError
+from longtail.errors import UserError, number
 
 WORDS = ("uniform", "train")
 NEVER = -1e4  # logit of a class with target prior 0: finite, and below every other
@@ -33,6 +34,8 @@ def log_target(target_prior: Any, log_prior: np.ndarray, class_names: Sequence[s
         if str(target_prior) in WORDS:
             return np.zeros(len(log_prior)) if str(target_prior) == "uniform" else log_prior
         target_prior = read_weights(Path(target_prior), class_names)
+    if isinstance(target_prior, int | float) and not isinstance(target_prior, bool):
+        return number("target_prior", target_prior, at_least=-10, at_most=10) * log_prior
     try:
         weights = np.asarray(target_prior, dtype=np.float64)
     except (TypeError, ValueError):
@@ -52,20 +55,20 @@ def read_weights(path: Path, class_names: Sequence[str]) -> np.ndarray:
     """Weights (K,) of a CSV file with lines `class,weight`; a first line that is a heading is passed over."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(row)]
+            lines = [(line, row) for line, row in enumerate(csv.reader(file), 1) if any(row)]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the target prior {path}: {error}") from None
     found: dict[str, float] = {}
-    for number, row in lines:
+    for line, row in lines:
         name, weight = row[0].strip(), _number(row)
-        if weight is None and number == lines[0][0] and name not in class_names:
+        if weight is None and line == lines[0][0] and name not in class_names:
             continue
         if weight is None:
-            raise UserError(f"{path}, line {number}: expected class,weight, found {','.join(row)}")
+            raise UserError(f"{path}, line {line}: expected class,weight, found {','.join(row)}")
         if name not in class_names:
-            raise UserError(f"{path}, line {number}: there is no class {name}; the first is {class_names[0]}")
+            raise UserError(f"{path}, line {line}: there is no class {name}; the first is {class_names[0]}")
         if name in found:
-            raise UserError(f"{path}, line {number}: class {name} has a weight already")
+            raise UserError(f"{path}, line {line}: class {name} has a weight already")
         found[name] = weight
     missing = [name for name in class_names if name not in found]
     if missing:

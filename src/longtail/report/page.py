@@ -17,6 +17,7 @@ from PIL import Image
 
 from longtail.core.files import write_text
 from longtail.core.version import __version__
+from longtail.metrics.intervals import Fallen
 from longtail.metrics.scores import Metrics, shot_names
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES
@@ -61,6 +62,7 @@ def write_page(summary: Summary, context: Context, path: Path) -> Path:
         pictures=any(item["pictures"] for item in shown["worst"]),
         version=__version__,
         facts=context.facts,
+        fallen=", ".join(shown["fallen"]) or "no class",
         style=_asset("page.css"),
         script=_asset("page.js"),
         library=plotly_script(),
@@ -119,9 +121,26 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
             }
             for point in summary.points
         ],
+        "targets": [
+            {
+                "power": point.power,
+                "scores": _scores(point.metrics),
+                "validation": _scores(point.validation),
+                "accuracy": _percents(_array(point.metrics.per_class)[order]),
+            }
+            for point in summary.targets
+        ],
+        "fallen": _fallen(summary),
         "checkpoints": context.checkpoints,
         "command": shlex.join(context.command),
     }
+
+
+def _fallen(summary: Summary) -> list[str]:
+    """The classes that are recognised less often than before, by more than their interval."""
+    before, after = (_array(state.metrics.per_class) for state in (summary.before, summary.after))
+    order = sorted(np.flatnonzero(summary.changes.high < 0), key=lambda label: summary.changes.value[label])
+    return [str(Fallen(summary.class_names[label], before[label], after[label])) for label in order]
 
 
 def _array(values: list[float | None]) -> np.ndarray:

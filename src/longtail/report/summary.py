@@ -11,12 +11,17 @@ from itertools import pairwise
 
 import numpy as np
 
+from longtail.errors import UserError
 from longtail.metrics.intervals import ClassIntervals, class_differences
 from longtail.metrics.scores import Metrics, evaluate_logits
 from longtail.metrics.state import State, describe_state
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.posthoc.halo import HALO
 from longtail.posthoc.marc import MARC
+
+# Powers of the training prior: as in training, uniform, and beyond.
+TARGETS = tuple(round(1 - 0.1 * place, 1) for place in range(16))
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,15 @@ class Point:
     gamma: float
     metrics: Metrics
     validation: Metrics | None
+
+
+@dataclass(frozen=True)
+class TargetPoint:
+    """One target prior: HALO at a power of the training prior (1 as in training, 0 uniform)."""
+
+    power: float
+    metrics: Metrics
+    validation: Metrics
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,8 @@ class Summary:
     after: State
     others: dict[str, State]
     points: list[Point]
+    targets: list[TargetPoint]
+    """HALO at several target priors, from training to beyond uniform; empty without validation images."""
     changes: ClassIntervals
     """Accuracy after minus before."""
     confusions: list[Confusion]
@@ -91,6 +107,24 @@ def operating_points(train: Outputs, held_out: Outputs, validation: Outputs | No
         ]
         assert metrics[0] is not None
         points.append(Point(gamma, metrics[0], metrics[1]))
+    return points
+
+
+def target_points(train: Outputs, held_out: Outputs, validation: Outputs) -> list[TargetPoint]:
+    """HALO, fitted once, at every target prior of the grid."""
+    halo = HALO()
+    try:
+        fit_outputs(halo, train, validation)
+    except UserError:
+        return []  # too few validation classes; the rest of the report does not need them
+    points = []
+    for power in TARGETS:
+        own = halo.with_target_prior(power)
+        scores = [
+            evaluate_logits(_apply(own, outputs), outputs.labels, outputs.counts_for_groups)
+            for outputs in (held_out, validation)
+        ]
+        points.append(TargetPoint(power, *scores))
     return points
 
 
@@ -168,6 +202,7 @@ def summarise(
         after=calibrated,
         others=states,
         points=operating_points(train, held_out, validation),
+        targets=[] if validation is None else target_points(train, held_out, validation),
         changes=class_changes(before, calibrated, held_out.labels),
         confusions=worst_confusions(before.metrics, calibrated.metrics),
         new_confusions=new_confusions(before.metrics, calibrated.metrics),

@@ -22,7 +22,7 @@ from longtail.networks.head_folding import folded_layers
 from longtail.networks.head_search import Head, close, is_exact
 from longtail.networks.sharded import refuse_copies_of_fsdp
 from longtail.outputs.writer import Rows
-from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs
+from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.posthoc.marc import MARC
 
 ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(model, method)"
@@ -130,6 +130,8 @@ def calibrate(
             counts = train.class_counts
             held_out = Gathered(ready, rows.joined(), orders[1], seen.head, counts, "validation").outputs()
         with torch.enable_grad():  # some methods train
+            if ready.world.is_main:
+                warn_if_all_is_known(method, train)
             fit_outputs(method, train, held_out, ready.world)
         return _folded(ready, seen, method), method
 

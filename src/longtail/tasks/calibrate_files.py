@@ -13,7 +13,7 @@ from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.methods import describe_posthoc
 from longtail.networks.head import linear_layer
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.posthoc.base import PostHoc, fit_outputs, warn_if_all_is_known
 from longtail.tasks.calibration import (
     CALIBRATED,
     HEAD_FILE,
@@ -44,6 +44,8 @@ def calibrate_files(
     require_free(out, overwrite=overwrite)
     known, name = describe_posthoc(method, name)
     validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
+    if world.is_main:
+        warn_if_all_is_known(method, train)
     fit_outputs(method, train, validation, world)
     if not world.is_main:
         return []

@@ -14,7 +14,7 @@ from longtail.methods import PostHocMethod, describe_posthoc
 from longtail.networks.head import guess_head, head_of, with_head
 from longtail.networks.saved_heads import SAVED_HEADS
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs
+from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.runs.record import CalibrationRecord
 from longtail.tasks.calibration import (
@@ -77,6 +77,8 @@ def calibrate_run(
             "(--images-per-class all for all of them)"
         )
     train = None if method.fitted_on_unseen else extractor.outputs("train", views=views, few=few)
+    if world.is_main:
+        warn_if_all_is_known(method, train)
     fit_outputs(method, train, validation, world)
     scores: list[Comparison] = []
     if world.is_main:

@@ -161,27 +161,54 @@ function drawReliability(id, state) {
     margin: { l: 52, r: 20, t: 40, b: 44 }, xaxis: { range: [0, 1], title: { text: "confidence" } }, yaxis: { range: [0, 1], title: { text: "accuracy" } } });
 }
 
+const SWEEPS = [{
+  title: "MARC: gamma", name: "gamma", usual: 1.2,
+  points: data.points.map((point) => ({ ...point, value: point.gamma, words: `--options gamma ${point.gamma}` })),
+}];
+if (data.targets.length) {
+  SWEEPS.push({
+    title: "HALO: target prior", name: "target prior", usual: 0,
+    points: data.targets.map((point) => ({ ...point, value: point.power, words: `--method halo --options target-prior ${point.power}` })),
+  });
+}
+
+// The point with the best validation score of a sweep, if there is anything to choose by.
+function bestPoint(points) {
+  const known = points.filter((point) => point.validation);
+  return known.length ? known.reduce((best, point) => (point.validation.balanced > best.validation.balanced ? point : best)) : null;
+}
+
+function chooseSweep() {
+  const sweep = SWEEPS[Number(byId("sweep").value)];
+  byId("gamma").max = sweep.points.length - 1;
+  byId("gamma").value = Math.max(sweep.points.findIndex((point) => point.value === sweep.usual), 0);
+  drawPoint();
+}
+
 function drawPoint() {
-  const place = Number(byId("gamma").value);
-  const point = data.points[place];
+  const sweep = SWEEPS[Number(byId("sweep").value)];
+  const point = sweep.points[Number(byId("gamma").value)];
   const choosing = point.validation && data.split !== "validation";
-  byId("gamma-value").textContent = point.gamma.toFixed(1);
-  byId("command").textContent = `${data.command} --options gamma ${point.gamma}`;
-  const cards = ["balanced", "many", "medium", "few"].map((name) =>
+  byId("gamma-name").textContent = sweep.name;
+  byId("gamma-value").textContent = point.value.toFixed(1);
+  byId("command").textContent = `${data.command} ${point.words}`;
+  const cards = ["balanced", "natural", "many", "medium", "few"].map((name) =>
     card(`${SCORES[name].heading} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
   if (choosing) cards.unshift(card(`${SCORES.balanced.heading} (validation)`, shown(point.validation.balanced), "choose by this"));
   byId("point-cards").replaceChildren(...cards);
-  const now = [...strokes(before.accuracy, point.accuracy), ...curve(point.accuracy, "after", `gamma ${point.gamma}`)];
+  const now = [...strokes(before.accuracy, point.accuracy), ...curve(point.accuracy, "after", `${sweep.name} ${point.value}`)];
   draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis("point-accuracy"), yaxis: { range: [-2, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
-  const gammas = data.points.map((p) => p.gamma);
-  const line = (name, shade) => ({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.scores[name]), name: SCORES[name].heading, line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
+  const values = sweep.points.map((p) => p.value);
+  const line = (name, shade) => ({ type: "scatter", mode: "lines", x: values, y: sweep.points.map((p) => p.scores[name]), name: SCORES[name].heading, line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
   const lines = [line("balanced", "after"), line("many", "before"), line("medium", "other"), line("few", "good")];
+  const best = choosing ? bestPoint(sweep.points) : null;
   if (choosing) {
-    lines.push({ type: "scatter", mode: "lines", x: gammas, y: data.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
+    lines.push({ type: "scatter", mode: "markers", x: [best.value], y: [best.validation.balanced], name: "best on validation", marker: { color: color("after"), size: 11, symbol: "star" } });
+    lines.push({ type: "scatter", mode: "lines", x: values, y: sweep.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
   }
   draw("trade-off", lines.filter((trace) => trace.y.some((value) => value !== null)), {
-    xaxis: { title: { text: "gamma" } }, yaxis: { title: { text: `accuracy, ${data.split} images (%)` } }, margin: { l: 52, r: 20, t: 34, b: 44 },
-    shapes: [{ type: "line", x0: point.gamma, x1: point.gamma, y0: 0, y1: 1, yref: "paper", line: { color: color("quiet"), width: 1 } }],
+    xaxis: { title: { text: sweep.name }, autorange: sweep.name === "gamma" ? true : "reversed" }, yaxis: { title: { text: `accuracy, ${data.split} images (%)` } }, margin: { l: 52, r: 20, t: 34, b: 44 },
+    shapes: [{ type: "line", x0: point.value, x1: point.value, y0: 0, y1: 1, yref: "paper", line: { color: color("quiet"), width: 1 } }],
   });
 }
 
@@ -281,9 +308,12 @@ function drawCharts() {
 }
 
 document.documentElement.style.setProperty("--longest", Math.min(Math.max(...classes.names.map((name) => name.length)), 18));
-byId("gamma").max = data.points.length - 1;
+SWEEPS.forEach((sweep, place) => byId("sweep").append(element("option", sweep.title, { value: place })));
+byId("sweep").hidden = SWEEPS.length === 1;
+byId("gamma").max = SWEEPS[0].points.length - 1;
 byId("gamma").value = Math.max(data.points.findIndex((point) => point.gamma === 1.2), 0);
 byId("gamma").addEventListener("input", drawPoint);
+byId("sweep").addEventListener("change", chooseSweep);
 byId("filter").addEventListener("input", drawClasses);
 // Paper is white and narrow, whatever the screen is.
 for (const [moment, printing] of [["beforeprint", true], ["afterprint", false]]) {
