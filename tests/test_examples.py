@@ -82,7 +82,7 @@ def test_lightning(run):
 def test_mlflow(run):
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
     text = run("mlflow_tracking.py")
-    assert re.search(r"logged \d\d parameters and 12 metrics", text)
+    assert re.search(r"logged \d\d parameters and 13 metrics", text)
     losses = [float(value) for value in re.findall(r"\d+:(\d+\.\d+)", text)]
     assert len(losses) == 2
     assert losses[1] < losses[0]

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -218,7 +217,7 @@ def test_every_class_is_shown_if_asked(capsys, trained, monkeypatch):
 
 
 def test_a_report_without_its_extra_is_refused_at_the_start(capsys, trained, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setattr("longtail.report.extra.find_spec", lambda name: None if name == "plotly" else name)
     monkeypatch.setattr("longtail.extraction.run.Extractor.outputs", None)  # nothing is computed before
     code, _, said = run(capsys, "report", trained, "--out", tmp_path / "report")
     assert code == 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from longtail.cli.main import COMMANDS, main
 from longtail.config import DataConfig
@@ -29,9 +30,10 @@ GOOD = {
     "export": ["run", "--format", "json", "--out", "head.json"],
     "methods": [],
     "evaluate": ["run", "--device", "cpu"],
+    "predict": ["run", "photo.png", "--device", "cpu"],
     "completion": ["fish"],
 }
-# Command → words that a user can mend, and what is said.
+# Command → words that a user can correct, and what is said.
 BAD = {
     "distribution": (["nowhere"], "'nowhere' is no file, no folder and no recipe"),
     "train": (["digits-lt"], "missing from longtail train: --out PATH"),
@@ -44,6 +46,7 @@ BAD = {
     "export": (["nowhere", "--format", "json", "--out", "x.json"], "nowhere is not a run folder"),
     "methods": (["--jsn"], "unknown option --jsn (did you mean --json?)"),
     "evaluate": (["run", "--workers", "two"], "--workers"),
+    "predict": (["run", "nowhere.png"], "nowhere.png"),
     "completion": (["tcsh"], "tcsh"),
 }
 
@@ -57,6 +60,7 @@ def folder(digits_copy, monkeypatch):
     """A working folder with a finished run called `run`."""
     digits_copy.rename(digits_copy.with_name("run"))
     monkeypatch.chdir(digits_copy.parent)
+    Image.new("L", (8, 8), 100).save("photo.png")
     return digits_copy.parent
 
 

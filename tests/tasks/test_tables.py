@@ -28,7 +28,7 @@ def make(tmp_path, data="digits"):
             score = float(hit.mean())
             errors = {"nll": 2 - score, "brier": 1.5 - score, "ece": 1 - score}
             shots = {"many": 0.9 * score, "medium": 0.5, "few": None}
-            metrics = {"top1": score, "balanced": score, **shots, "macro_f1": score, **errors}
+            metrics = {"top1": score, "balanced": score, "natural": score, **shots, "macro_f1": score, **errors}
             config = {"data": data, "profile": "exp", "imbalance": 10.0}
             results.append(
                 {

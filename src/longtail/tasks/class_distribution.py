@@ -101,7 +101,7 @@ def distribution(data: str | Path, root: str | None = None) -> ClassDistribution
     """The class distribution of a recipe's data, an image folder or a file that lists images.
 
     >>> distribution("digits-lt").class_counts.tolist()
-    [114, 78, 53, 36, 25, 17, 11, 8, 5, 3]
+    [103, 70, 48, 32, 23, 15, 10, 7, 4, 2]
     """
     splits = open_splits(find_data(str(data), root), need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}

@@ -80,7 +80,7 @@ def summarise(results: Sequence[Result], cells: Path) -> list[Row]:
 
 def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], labels: np.ndarray) -> Row:
     first, method = own[0], own[0]["method"]
-    values = {name: [result["metrics"][name] for result in own] for name in SCORES}
+    values = {name: [result["metrics"].get(name) for result in own] for name in SCORES}
     hits = np.stack([correct[method][result["seed"]] for result in own])
     against, differences = {}, {}
     for reference in REFERENCES:
@@ -142,7 +142,7 @@ def tidy_csv(results: Sequence[Result]) -> str:
     writer.writerow(["method", "family", "seed", "score", "value"])
     for result in results:
         for name in SCORES:
-            value = result["metrics"][name]
+            value = result["metrics"].get(name)  # cells of earlier versions have fewer scores
             writer.writerow([result["method"], result["family"], result["seed"], name, "" if value is None else value])
     return text.getvalue()
 
