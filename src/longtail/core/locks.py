@@ -19,6 +19,7 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
+LOCK_FILE = ".lock"  # in a folder that a process holds
 PATIENCE = 10.0  # seconds: a process that was killed is gone by then
 POLL_SECONDS = 0.05
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -50,7 +51,7 @@ def holding(folder: Path) -> Iterator[None]:
     """Hold a folder for as long as the block runs; an error says who else does. A new folder left empty is removed."""
     is_new = not folder.exists()
     try:
-        with _holding(folder / ".lock", PATIENCE):
+        with _holding(folder / LOCK_FILE, PATIENCE):
             yield
     finally:
         with suppress(OSError):

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from longtail.core.locks import LOCK_FILE
 from longtail.errors import UserError
 from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE
 
@@ -23,6 +24,7 @@ OWN_FILES = (
     "metrics-*.json",
     "metrics.csv",
     "mlflow-run.txt",
+    LOCK_FILE,
     ".*.lock",
     ".*.part",
 )
@@ -47,6 +49,8 @@ def remove_run(folder: Path) -> None:
     """Remove a run, its calibrations and reports; the folder stays."""
     require_only_runs(folder)
     for path in folder.iterdir():
+        if path.name == LOCK_FILE:
+            continue  # held by the process that replaces the run
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
