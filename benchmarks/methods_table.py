@@ -38,11 +38,11 @@ def main() -> None:
     lines = ["| " + " | ".join(columns) + " |", "|---|---|---|" + "---:|" * len(headings)]
     methods = {**TRAIN_METHODS, **POSTHOC_METHODS}
     for family, title in FAMILIES.items():
-        lines.append(f"| *{title}* |" + " |" * (len(columns) - 1))
-        for name, method in methods.items():
-            if method.family == family:
-                cells = [score(rows.get(name)) for rows, seeds in measured.values() if seeds]
-                lines.append("| " + " | ".join([method.title, f"`{name}`", method.paper, *cells]) + " |")
+        own = {name: method for name, method in methods.items() if method.family == family}
+        lines += [f"| *{title}* |" + " |" * (len(columns) - 1)] if own else []
+        for name, method in own.items():
+            cells = [score(rows.get(name)) for rows, seeds in measured.values() if seeds]
+            lines.append("| " + " | ".join([method.title, f"`{name}`", method.paper, *cells]) + " |")
     lines += [
         "",
         "Balanced test accuracy in per cent (in brackets: few-shot classes; CIFAR-10-LT 100 has none, so medium-shot).",
