@@ -65,7 +65,7 @@ class TrainConfig(DataConfig):
     weights: str | None = None
     """Start from the weights in this .safetensors or .pth file."""
     image_size: int | None = None
-    """Side of the square pictures read from files are brought to."""
+    """Images read from files are resized to this side (pixels)."""
     augment: tuple[str, ...] = ()
     """Augmentations in order: crop, small-crop, flip, vertical-flip, rotate, quarter-turn, cutout, autoaugment,
     jitter, resized-crop. The page on augmentation in the docs shows each."""

@@ -344,7 +344,7 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
             "b.npz has 3 classes, the training logits have 2",
         ),
         (["{tmp}/a.npz", "{tmp}/b.npz"], "takes one file"),
-        (["{tmp}", "--test", "{tmp}/b.npz"], "is a run, for which --test means nothing; leave it out"),
+        (["{tmp}", "--test", "{tmp}/b.npz"], "--test applies only to saved logits, and"),
     ],
 )
 def test_mistakes_are_one_line(capsys, tmp_path, words, message):

@@ -374,8 +374,8 @@ def test_a_warning_is_one_line(capsys, tmp_path):
         (["{npz}", "--out", "{tmp}/o", "--options", "gamma"], "--options takes names and values in turn"),
         (["{npz}", "--out", "{tmp}/o", "--options", "solver", "sgd", "seed", "-1"], "seed must be a whole number"),
         (["{npz}", "--out", "{tmp}/o", "--method", "crt"], "an array called features"),
-        (["{npz}", "--out", "{tmp}/o", "--views", "3"], "is saved logits, for which --views means nothing"),
-        (["{tmp}", "--test", "{npz}"], "is a run, for which --test means nothing; leave it out"),
+        (["{npz}", "--out", "{tmp}/o", "--views", "3"], "--views applies only to run folders, and"),
+        (["{tmp}", "--test", "{npz}"], "--test applies only to saved logits, and"),
         (
             ["{npz}", "--out", "{tmp}/o", "--options", "gamma", "-1"],
             'gamma must be a number, at least 0, not -1; or "auto"',

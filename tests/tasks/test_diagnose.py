@@ -92,7 +92,7 @@ def test_command(capsys, digits_copy, tmp_path, cifar_features):
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["biased"]
     assert main(["diagnose", str(digits_copy), "--train", str(tmp_path / "train.npz")]) == 2
-    assert "is a run, for which --train means nothing" in capsys.readouterr().err
+    assert "--train applies only to saved logits, and" in capsys.readouterr().err
     assert main(["diagnose", str(tmp_path / "held.npz")]) == 2
     assert "has no class_counts (K,), the training samples per class; add them" in capsys.readouterr().err
 

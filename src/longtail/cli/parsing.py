@@ -42,10 +42,11 @@ class Output:
 
 
 def refuse(options: Output, names: Sequence[str], source: Path, kind: str) -> None:
-    """Options that mean nothing for this kind of source must be left as they are."""
+    """Options of the other kind of source must be left as they are."""
     for known in fields(options):
         if known.name in names and getattr(options, known.name) != known.default:
-            raise UserError(f"{source} is {kind}, for which --{known.name} means nothing; leave it out")
+            option, other = known.name.replace("_", "-"), "saved logits" if kind == "a run" else "run folders"
+            raise UserError(f"--{option} applies only to {other}, and {source} is {kind}; leave it out")
 
 
 def parse(kind: type[T], words: Sequence[str], command: str, text: str, default: T | None = None) -> T:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 HELP = """Calibrate a trained classifier: MARC by default, any post-hoc method by name.
 
-Of a run of ours, the model is run once over its training images (one augmented view), the method
-is fitted, and the calibrated model is written as a run folder of its own, RUN/METHOD. A method that
-needs only some images of every class is given no more (--images-per-class all for all of them).
+For a run folder: runs the model once over its training images (one augmented view), fits the method
+and writes the calibrated model as a run folder of its own, RUN/METHOD. A method that needs only some
+images of every class reads no more (--images-per-class all reads all of them).
 
-Of saved logits, no model is needed: a .npz with logits (N, K) and labels (N,), a .npy with --labels,
-a .csv with a column called label, or .safetensors. Give the logits of training images; held-out
-logits (--validation, --test) are scored before and after. If the file also has head_weight, MARC
-scales its shifts by the norms of the class vectors (without it they are 1), and the calibrated head
-is written to head.safetensors.
+For saved logits: no model is needed. Give the logits of training images as a .npz with logits (N, K)
+and labels (N,), a .npy with --labels, a .csv with a column called label, or .safetensors. Held-out
+logits (--validation, --test) are scored before and after. If the file has head_weight, MARC scales
+its shifts by the norms of the class vectors (1 without it), and the calibrated head is written to
+head.safetensors.
 
 Examples:
   longtail calibrate runs/digits

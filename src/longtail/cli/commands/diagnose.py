@@ -24,9 +24,9 @@ Looks at held-out outputs: how mean margins and logits go with class size. Then 
 `longtail calibrate --method auto` chooses from, fitted as calibrate fits them, and says what the chosen
 one gains in balanced accuracy, with an interval, and what to do, in two sentences.
 
-Of a run, the validation split is used unless another is named. Of a file of saved logits (see
-`longtail calibrate`), give held-out samples; it needs class_counts of the training set in the file,
-or the training logits with --train.
+For a run folder: uses the validation split unless another is named. For a file of saved logits (see
+`longtail calibrate`): give held-out samples; the file needs class_counts of the training set, or give
+the training logits with --train.
 
 Examples:
   longtail diagnose runs/digits

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
 
-Of a run: mean logits and margins per class before and after MARC, class-wise accuracy, confusion
+For a run folder: mean logits and margins per class before and after MARC, class-wise accuracy, confusion
 matrices, F1, DisAlign beside MARC, reliability, who wins and who loses, the worst confusions with
 images, and a slider over operating points with the command that applies the chosen one. Further
 runs on the same classes show the effect of the stage-one data.
 
 With --f1 only one figure: macro F1 before and after, a pair of bars per data set, of runs on any data sets.
 
-Of saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
+For saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
 
 Examples:
   longtail report runs/digits
