@@ -65,7 +65,7 @@ def test_saved_logits(run):
 
 def test_scikit_learn_pipeline(run):
     text = run("sklearn_pipeline.py")
-    assert_tail_rises(text, "plain", "repaired")
+    assert_tail_rises(text, "plain", "calibrated")
     assert re.search(r"chosen \{'method__gamma': \d\.\d\}", text)
 
 

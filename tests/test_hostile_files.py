@@ -230,7 +230,7 @@ def test_toml(tmp_path, content):
 )
 def test_settings_of_wrong_types(values):
     with pytest.raises(UserError):
-        from_dict(values)
+        from_dict({"backbone": "digits", **values})
 
 
 def test_the_share_held_out_is_a_number():

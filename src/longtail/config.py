@@ -187,6 +187,8 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
         values["iterations"] = None
     if values.get("iterations") is not None and "epochs" not in values:
         values["epochs"] = None
+    if base is None and "backbone" not in values:
+        raise UserError("the configuration names no backbone")
     return replace(base, **values) if base else TrainConfig(**values)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longtail.cli.option_names import ALWAYS, Word, require_known, words_of
 from longtail.cli.words import dashed, given, take_free_word, value_of, without
 from longtail.config import DataConfig, TrainConfig, from_dict, read_toml
+from longtail.core.records import read_json
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
 
@@ -58,8 +58,9 @@ def _start(data: str | None, settings: dict[str, Any], words: list[str], command
     if data in RECIPES:
         return Start(RECIPES[data], words)
     out = value_of(words, "--out") if given(words, "--resume") else None
-    if data is None and out and (stored := _stored(Path(out))):
-        return Start(stored, words)
+    if data is None and out and (Path(out) / "run.json").exists():
+        # Where the description is damaged, training itself says what is wrong with it.
+        return Start(_stored(Path(out)) or TrainConfig(backbone="resnet18", epochs=90), words)
     own = _own(settings, words)
     if data is None and "data" not in own:
         if any(given(words, option) for option in (*ALWAYS, "-h")):
@@ -110,6 +111,6 @@ def _with_length(config: TrainConfig, words: list[str]) -> TrainConfig:
 
 def _stored(folder: Path) -> TrainConfig | None:
     try:
-        return from_dict(json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # training itself says what is wrong with the folder
+        return from_dict(read_json(folder / "run.json").get("config", {}))
+    except UserError:
+        return None

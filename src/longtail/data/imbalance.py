@@ -80,7 +80,7 @@ def few_per_class(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     For one seed a smaller number takes a subset of what a larger number takes.
 
     >>> few_per_class(np.array([0, 0, 0, 1]), most=1, seed=0).tolist()
-    [2, 3]
+    [1, 3]
     """
     # The third entry keeps this draw apart from those of the long tail and of the validation split.
     order = np.random.default_rng((seed, 0, 2)).permutation(len(labels))

@@ -130,9 +130,9 @@ def calibrate(
             counts = train.class_counts
             held_out = Gathered(ready, rows.joined(), orders[1], seen.head, counts, "validation").outputs()
         with torch.enable_grad():  # some methods train
+            fit_outputs(method, train, held_out, ready.world)
             if ready.world.is_main:
                 warn_if_all_is_known(method, train)
-            fit_outputs(method, train, held_out, ready.world)
         return _folded(ready, seen, method), method
 
 

@@ -44,9 +44,9 @@ def calibrate_files(
     require_free(out, overwrite=overwrite)
     known, name = describe_posthoc(method, name)
     validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
+    fit_outputs(method, train, validation, world)
     if world.is_main:
         warn_if_all_is_known(method, train)
-    fit_outputs(method, train, validation, world)
     if not world.is_main:
         return []
     fitted_on = validation if method.fitted_on_unseen else train

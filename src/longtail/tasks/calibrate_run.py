@@ -77,9 +77,9 @@ def calibrate_run(
             "(--images-per-class all for all of them)"
         )
     train = None if method.fitted_on_unseen else extractor.outputs("train", views=views, few=few)
+    fit_outputs(method, train, validation, world)
     if world.is_main:
         warn_if_all_is_known(method, train)
-    fit_outputs(method, train, validation, world)
     scores: list[Comparison] = []
     if world.is_main:
         scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]

@@ -91,6 +91,9 @@ class Journal:
     def begin(self, state: TrainState) -> None:
         """The first thing that is written: the description of a new run."""
         self.world.barrier()
+        if self.world.is_main:
+            for name in (RUN_FILE, CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
+                remove_unfinished(self.folder / name)  # what killed processes have left
         if self.world.is_main and self.resuming:
             self._tidy(state.step)
         if self.world.is_main and not self.resuming:
@@ -129,9 +132,7 @@ class Journal:
             self.loss_steps = header.loss_steps
 
     def _tidy(self, step: int) -> None:
-        """Drop what killed processes have left, and metrics from after the checkpoint: they will be written again."""
-        for name in (RUN_FILE, CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
-            remove_unfinished(self.folder / name)
+        """Drop metrics from after the checkpoint: they will be written again."""
         if self.finished:
             (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
             return
