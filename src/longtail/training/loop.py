@@ -86,7 +86,8 @@ class Trainer:
         self.journal.restore(self.state, self.plan.steps)
         if not self.journal.finished:
             self.streams.open_images()
-            self._rehearse()
+            if self.state.step < self.plan.steps:  # a run may be killed after its last step
+                self._rehearse()
         self.journal.begin(self.state)
 
     def _rehearse(self) -> None:
