@@ -100,7 +100,8 @@ def join_files(
             features = named.get("features", torch.empty(len(rows), 0))
             writer.add(features, named["logits"], named["labels"], torch.from_numpy(numbers[rows]))
     everyone = world.gather((len(kept), int(numbers.max(initial=-1))))
-    join_parts(path, world, sum(count for count, _ in everyone), 1 + max(last for _, last in everyone))
+    places = np.arange(1 + max(last for _, last in everyone))
+    join_parts(path, world, sum(count for count, _ in everyone), places)
 
 
 def _summary(arrays: dict[str, np.ndarray], shards: int, positions: np.ndarray | None) -> Summary:
