@@ -92,7 +92,9 @@ def main() -> None:
     imagenet = json.loads((shared_folder() / "golden/class_counts/robustlearn_ImageNet_LT.json").read_text())
     rows = rows_of("CIFAR-10-LT 100 (real)", *cifar_features())
     for folder in arguments.runs:
-        rows += rows_of(f"{folder.parent.parent.name} (real run)", *of_run(folder))
+        config = Run.open(folder).config
+        name = f"{config.data}-LT {config.imbalance:g}, {config.backbone}, {config.epochs:g} epochs (real run)"
+        rows += rows_of(name, *of_run(folder))
     rows += rows_of("synthetic, counts of CIFAR-100-LT 100", *synthetic(long_tail_counts(100, 500, 100, "exp"), 100))
     rows += rows_of("synthetic, counts of ImageNet-LT", *synthetic(np.array(imagenet), 10))
     write_results("ridge", "The ridge at many classes", rows, NOTES)
