@@ -12,11 +12,15 @@ import torch
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """A block after which torch (on the CPU), numpy and Python draw what they would have drawn without it."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    """A block after which torch, NumPy and Python draw what they would have drawn without it."""
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    of_devices = torch.cuda.get_rng_state_all() if in_use else []
     try:
-        with torch.random.fork_rng(devices=()):
-            yield
+        yield
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if of_devices:
+            torch.cuda.set_rng_state_all(of_devices)

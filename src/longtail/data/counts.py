@@ -54,15 +54,21 @@ def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:
     return torch.from_numpy(np.bincount(labels, minlength=wanted or found))
 
 
-def dataset_labels(dataset: Any) -> np.ndarray | None:
-    """(N,) class numbers of a data set that holds them ready, without reading its samples; None for others."""
+def dataset_labels(dataset: Any, *, unchanged: bool = False) -> np.ndarray | None:
+    """(N,) class numbers of a data set that holds them ready, without reading its samples; None for others.
+
+    With `unchanged` those of a data set that changes its labels afterwards (`target_transform`) are not known either.
+    """
     if isinstance(dataset, Subset):
-        inner = dataset_labels(dataset.dataset)
+        inner = dataset_labels(dataset.dataset, unchanged=unchanged)
         return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [part for part in map(dataset_labels, dataset.datasets) if part is not None]
-        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
+        found = [dataset_labels(part, unchanged=unchanged) for part in dataset.datasets]
+        parts = [part for part in found if part is not None]
+        return np.concatenate(parts) if len(parts) == len(found) else None
     change = getattr(dataset, "target_transform", None)
+    if unchanged and change is not None:
+        return None
     for values in _label_columns(dataset):
         try:
             labels = as_class_numbers(

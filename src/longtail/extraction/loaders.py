@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from longtail.backbones.inference import BATCH
-from longtail.data.labels import LABEL_NAMES
+from longtail.core.random_state import random_state_kept
+from longtail.data.counts import dataset_labels
 from longtail.errors import UserError
-from longtail.extraction.running import random_state_kept
 
 MANY_TIMES = 20  # a sampler that draws more than so many times the data set is taken for endless
 
@@ -122,7 +122,8 @@ def training_counts(order: Order, labels: np.ndarray, classes: int) -> np.ndarra
     seen = np.bincount(labels, minlength=classes)
     if not order.uneven and not order.short:
         return seen
-    known = dataset_labels(order.dataset) if order.uneven or order.support is not None else None
+    counted = order.uneven or order.support is not None
+    known = dataset_labels(order.dataset, unchanged=True) if counted else None
     if known is not None and order.support is not None:
         known = known[order.support]
     if known is not None and known.min() >= 0 and known.max() < classes:
@@ -135,28 +136,3 @@ def training_counts(order: Order, labels: np.ndarray, classes: int) -> np.ndarra
         "the loader shows some samples more often than others, so its labels do not tell how many training samples a "
         f"class has (it showed {', '.join(map(str, seen[:6]))}{', …' if classes > 6 else ''}); pass class_counts="
     )
-
-
-def dataset_labels(dataset: Any) -> np.ndarray | None:
-    """(N,) class numbers of a data set that holds them ready, without reading its samples; None for others."""
-    if isinstance(dataset, Subset):
-        inner = dataset_labels(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [dataset_labels(part) for part in dataset.datasets]
-        known = [part for part in parts if part is not None]
-        return np.concatenate(known) if len(known) == len(parts) else None
-    for values in _label_columns(dataset):
-        labels = np.asarray(values)
-        if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) == len(dataset):
-            return labels.astype(np.int64)
-    return None
-
-
-def _label_columns(dataset: Any) -> Iterable[Any]:
-    if isinstance(dataset, TensorDataset):
-        yield from dataset.tensors[1:2]
-    elif is_hugging_face(dataset) and hasattr(dataset, "column_names"):
-        yield from (dataset.with_format("numpy")[name][:] for name in LABEL_NAMES if name in dataset.column_names)
-    elif getattr(dataset, "target_transform", None) is None and not isinstance(dataset, Mapping):
-        yield from (getattr(dataset, name) for name in ("targets", "labels") if hasattr(dataset, name))

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longtail.core.random_state import random_state_kept
 from longtail.distributed.world import World
 from longtail.errors import UserError
 from longtail.extraction.batches import Batch
-from longtail.extraction.running import random_state_kept
 from longtail.networks.head_folding import joined_head
 from longtail.networks.head_layers import one_vector_each, watching
 from longtail.networks.head_search import Head, search

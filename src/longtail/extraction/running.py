@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from longtail.backbones.inference import evaluating
+from longtail.core.random_state import random_state_kept
 from longtail.distributed.presence import group_of_caller, meeting
 from longtail.distributed.world import World, find_device
 from longtail.errors import UserError
@@ -101,24 +100,6 @@ def placed(model: nn.Module, device: torch.device, home: torch.device | None) ->
         yield
     finally:
         model.to(home)
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """The random numbers of torch, NumPy and Python after the block are what they would be without it."""
-    own, devices, arrays, plain = torch.get_rng_state(), _device_states(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(own)
-        np.random.set_state(arrays)
-        random.setstate(plain)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-
-
-def _device_states() -> list[Tensor]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
 
 
 @contextmanager

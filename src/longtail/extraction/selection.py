@@ -6,39 +6,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from longtail.backbones.inference import BATCH
-from longtail.core.arrays import as_array
+from longtail.data.counts import dataset_labels
 from longtail.data.imbalance import Few
-from longtail.data.labels import LABEL_NAMES
 from longtail.errors import UserError
 
 WITHOUT = "pass a data set with its labels in .targets, or a DataLoader of one, or images_per_class='all'"
 
 
 def known_labels(loader: Any) -> np.ndarray:
-    """Labels (N,) of all samples of a loader's data set, without reading the samples.
-
-    Known are those of `TensorDataset`, of `Subset`, of Hugging Face data sets, and of any data set with an attribute
-    `targets`, `labels`, …
-    """
+    """Labels (N,) of all samples of a loader's data set, without reading the samples."""
     data = _data_set(loader)
-    if isinstance(data, Subset):
-        return known_labels(data.dataset)[np.asarray(data.indices)]
-    columns = getattr(data, "column_names", None)
-    if columns is not None:  # of Hugging Face
-        found = next((data[name] for name in LABEL_NAMES if name in columns), None)
-    elif isinstance(data, TensorDataset):
-        found = data.tensors[1] if len(data.tensors) > 1 else None
-    else:
-        found = next((value for name in LABEL_NAMES if (value := getattr(data, name, None)) is not None), None)
-    if found is None:
-        raise UserError(f"the labels of a {type(data).__name__} are not known before it is read; {WITHOUT}")
-    labels = as_array(found)
-    if labels.shape != (len(data),) or labels.dtype.kind not in "iu":
-        raise UserError(f"the labels of a {type(data).__name__} are not one class number per sample; {WITHOUT}")
-    return labels.astype(np.int64)
+    labels = dataset_labels(data)
+    if labels is None:
+        raise UserError(
+            f"the labels of a {type(data).__name__} are not known before it is read, or are not one class number per "
+            f"sample; {WITHOUT}"
+        )
+    return labels
 
 
 def only(loader: Any, rows: np.ndarray) -> DataLoader[Any]:

@@ -8,8 +8,9 @@ import numpy as np
 from torch import nn
 
 from longtail.core.arrays import as_array
+from longtail.data.counts import dataset_labels
 from longtail.errors import UserError
-from longtail.extraction.loaders import dataset_labels, order_of
+from longtail.extraction.loaders import order_of
 from longtail.extraction.model import extract
 from longtail.metrics.scores import Metrics, evaluate_logits
 from longtail.metrics.state import describe_state
@@ -82,7 +83,7 @@ class Calibration:
         if self.class_counts is not None:
             return as_array(self.class_counts)
         order = order_of(train)
-        labels = dataset_labels(order.dataset)
+        labels = dataset_labels(order.dataset, unchanged=True)
         if labels is None:
             raise UserError(
                 "the training set does not hold its labels ready, so the training samples per class are not known; "

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from longtail.core.progress import Display
+from longtail.core.random_state import random_state_kept
 from longtail.errors import UserError
 from longtail.extraction.loaders import order_of
 from longtail.extraction.model import Gathered, Pass, run_over
 from longtail.extraction.reader import read
-from longtail.extraction.running import Running, random_state_kept, running
+from longtail.extraction.running import Running, running
 from longtail.extraction.selection import few_of, known_labels
 from longtail.methods import build_posthoc
 from longtail.networks.head import with_layers
