@@ -131,11 +131,11 @@ def test_bad_counts_are_named(counted, counts, message):
 def test_another_number_of_classes_is_named(counted):
     name = type(counted(COUNTS)).__name__
     with pytest.raises(
-        UserError, match=rf"logits of shape \(12, 4\) have 4 classes in dimension 1, {name} was made fo"
+        UserError, match=rf"logits of shape \(12, 4\) have 4 classes in dimension 1, but {name} was built fo"
     ):
         counted(COUNTS)(*batch(classes=4))
     with pytest.raises(
-        UserError, match=rf"logits of shape \(4,\) have 4 classes in dimension 0, {name} was made for 5"
+        UserError, match=rf"logits of shape \(4,\) have 4 classes in dimension 0, but {name} was built for 5"
     ):
         counted(COUNTS)(torch.zeros(4), torch.tensor(0))
 
@@ -147,7 +147,7 @@ def test_another_number_of_classes_is_named(counted):
         (lambda z, y: (z, y.float()), r"whole numbers.*, not \(12,\) of torch.float32"),
         (lambda z, y: (z, y.tolist()), "target must be a tensor of class numbers, not list"),
         (lambda z, y: (z, F.one_hot(y, 5)), r"one class number per sample.* not \(12, 5\) of torch.int64"),
-        (lambda z, y: (z, y + 1), r"target must be 0\.\.4, one class of the logits each.* found 1\.\.5"),
+        (lambda z, y: (z, y + 1), r"target must be a class number 0\.\.4 or .* found 1\.\.5"),
         (lambda z, y: (z, y.masked_fill(y == 2, -1)), r"or ignore_index -100; found -1\.\.4"),
         (lambda z, y: (z[:0], y[:0]), "the batch is empty"),
         (lambda z, y: (z[0], y), r"one class number per sample: shape \(\)"),

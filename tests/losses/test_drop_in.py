@@ -152,7 +152,7 @@ def test_an_empty_batch_has_a_sum_but_no_mean(every):
     logits, target = torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)
     assert every(COUNTS, reduction="sum")(logits, target).item() == 0
     assert every(COUNTS, reduction="none")(logits, target).shape == (0,)
-    with pytest.raises(UserError, match="the batch is empty: there is nothing to take a mean of"):
+    with pytest.raises(UserError, match="the batch is empty: reduction='mean' needs"):
         every(COUNTS)(logits, target)
 
 
@@ -232,11 +232,11 @@ def test_half_precision_probabilities_are_probabilities(soft):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: 2 * t, r"probabilities: at least 0, with sum 1; those of sample 0 go from .* and have sum 2"),
-        (lambda t: torch.cat([t[:3], 0.5 * t[3:]]), "those of sample 3 go from .* and have sum 0.5"),
+        (lambda t: 2 * t, r"probabilities: at least 0, with sum 1; those of sample 0 lie between .* and have sum 2"),
+        (lambda t: torch.cat([t[:3], 0.5 * t[3:]]), "those of sample 3 lie between .* and have sum 0.5"),
         (
             lambda t: torch.cat([t[:1], t[1:] - 0.2 + 0.2 * F.one_hot(torch.tensor([0] * 11), 5) * 5]),
-            "sample 1 go from -",
+            "sample 1 lie between -",
         ),
         (lambda t: t / 0, "soft targets must be probabilities"),
         (lambda t: t[:, :4], r"or probabilities of shape \(12, 5\), not \(12, 4\) of torch.float64"),
@@ -248,7 +248,7 @@ def test_what_is_no_probability_is_named(soft, change, message):
 
 
 def test_soft_targets_cannot_be_ignored(soft):
-    with pytest.raises(UserError, match="ignore_index 2 is a class number; soft targets have none to compare"):
+    with pytest.raises(UserError, match="ignore_index 2 is a class number, and soft targets are not"):
         soft(COUNTS, ignore_index=2)(random_logits((12, 5)), probabilities((12, 5)))
     with pytest.raises(UserError, match="ignore_index 0 is a class number"):
         soft(COUNTS, ignore_index=0)(random_logits((12, 5)), probabilities((12, 5)))
@@ -256,10 +256,10 @@ def test_soft_targets_cannot_be_ignored(soft):
 
 def test_a_loss_of_one_true_class_refuses_soft_targets_and_label_smoothing(hard):
     loss = hard(COUNTS)
-    name, others = type(loss).__name__, "BalancedSoftmax, LogitAdjusted, WeightedCrossEntropy and ClassBalanced"
-    with pytest.raises(UserError, match=f"{name} takes no soft targets: .*; {others}.* do"):
+    name, others = type(loss).__name__, "BalancedSoftmax, LogitAdjusted, WeightedCrossEntropy or ClassBalanced"
+    with pytest.raises(UserError, match=f"{name} takes no soft targets: .*Use {others}"):
         loss(random_logits((12, 5)), probabilities((12, 5)))
-    with pytest.raises(UserError, match=f"{name} takes no label_smoothing: {loss.one_class[:8]}.*; {others}.* do"):
+    with pytest.raises(UserError, match=f"{name} takes no label_smoothing: {loss.one_class[:8]}.*Use {others}"):
         hard(COUNTS, label_smoothing=0.1)
     assert hard(COUNTS, label_smoothing=0).label_smoothing == 0
 

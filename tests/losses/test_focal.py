@@ -99,6 +99,6 @@ def test_the_gradient_of_sure_answers_falls_to_zero(gamma):
 
 def test_another_number_of_weights_is_named():
     with pytest.raises(
-        UserError, match=r"logits of shape \(1, 3\) have 3 classes in dimension 1, Focal was made for 2"
+        UserError, match=r"logits of shape \(1, 3\) have 3 classes in dimension 1, but Focal was built for 2"
     ):
         Focal(class_weights=[1.0, 2.0])(torch.zeros(1, 3), torch.tensor([0]))

@@ -149,7 +149,7 @@ def test_nothing_stays_on_the_cpu():
     [
         (torch.zeros(4, 3), torch.arange(4), r"features must have shape \(samples, views, dimensions\), not \(4, 3\)"),
         (torch.zeros(4, 2, 3), torch.arange(3), "one class number per sample"),
-        (torch.zeros(1, 1, 3), torch.arange(1), "nothing to be compared with"),
+        (torch.zeros(1, 1, 3), torch.arange(1), "one view of one sample; SupCon needs at least two views"),
         (torch.zeros(0, 2, 3), torch.arange(0), "the batch is empty"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Losses for long-tailed data: plain modules for anybody's training loop.
+"""Losses for long-tailed data: plain modules for any training loop.
 
 `Loss(class_counts, *, …)`, called as `loss(logits, target)`; `Focal` and `SupCon` need no counts.
 """

@@ -1,8 +1,8 @@
-"""Balanced Softmax: in training add the logarithm of the class counts, at test do not.
+"""Balanced Softmax: in training, add the logarithm of the class counts to the logits; at test, do not.
 
     loss = CE(z + log n, y)
 
-Counts and priors give the same: the softmax does not see a constant.
+Counts and priors give the same loss: they differ by a constant, which the softmax ignores.
 
 Paper: Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS 2020.
 """
@@ -20,7 +20,7 @@ class BalancedSoftmax(CountsLoss):
     Args:
         class_counts: (K,) training samples per class.
         reduction: "mean" over the samples, "sum", or "none".
-        ignore_index: samples with this target do not count.
+        ignore_index: samples with this target are ignored.
         label_smoothing: share of the target that is spread over all classes.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) or probabilities (N, K, d1, …) → scalar.

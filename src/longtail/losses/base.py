@@ -24,15 +24,15 @@ from longtail.losses.inputs import (
 Reduction = Literal["mean", "sum", "none"]
 
 IGNORE_INDEX = -100  # torch's
-SOFT_LOSSES = "BalancedSoftmax, LogitAdjusted, WeightedCrossEntropy and ClassBalanced with form='softmax'"
+SOFT_LOSSES = "BalancedSoftmax, LogitAdjusted, WeightedCrossEntropy or ClassBalanced with form='softmax'"
 
 
 class Loss(nn.Module):
-    """A loss per sample and what becomes of it.
+    """Base class: reduces one loss per sample to the mean, the sum, or not at all.
 
     Args:
         reduction: "mean", "sum", or "none" for one loss per sample.
-        ignore_index: samples with this target do not count.
+        ignore_index: samples with this target are ignored.
     """
 
     def __init__(self, *, reduction: Reduction, ignore_index: int) -> None:
@@ -44,11 +44,11 @@ class Loss(nn.Module):
 
     @property
     def num_classes(self) -> int | None:
-        """K where the loss knows it before it sees logits."""
+        """K, or None if the loss learns it from the logits."""
         return None
 
     def reduce(self, losses: Tensor, ignored: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Losses (S,) reduced; the mean divides by the number of samples or, with weights (S,), by their sum."""
+        """Reduce losses (S,). The mean divides by the number of samples or, with weights (S,), by their sum."""
         losses = losses.masked_fill(ignored, 0)
         if self.reduction == "none":
             return losses
@@ -58,7 +58,7 @@ class Loss(nn.Module):
         return total / ((~ignored).sum() if weights is None else weights.masked_fill(ignored, 0).sum())
 
     def extra_repr(self) -> str:
-        """Own settings, and those of `nn.CrossEntropyLoss` that are not the default."""
+        """The loss's own settings, and settings of `nn.CrossEntropyLoss` that differ from the default."""
         shown = [] if self.num_classes is None else [f"num_classes={self.num_classes}"]
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, None)
@@ -72,24 +72,24 @@ _SHARED = ("reduction", "ignore_index", "label_smoothing")
 
 
 class Samples(NamedTuple):
-    """A batch with a row for each of its S samples: S = N, or N times d1 times … where logits are (N, K, d1, …)."""
+    """A batch with one row per sample. There are S samples: N, or N * d1 * … if logits are (N, K, d1, …)."""
 
     logits: Tensor
-    """(S, K), in single precision at least."""
+    """(S, K), in single or double precision."""
     target: Tensor
     """Class numbers (S,) int64, 0 for an ignored sample; or probabilities (S, K)."""
     ignored: Tensor
-    """(S,) truth values."""
+    """(S,) bool."""
     shape: tuple[int, ...]
     """(N, d1, …): the shape of one loss per sample."""
 
 
 class LogitsLoss(Loss):
-    """A loss `loss(logits, target)` that takes the place of `nn.CrossEntropyLoss`.
+    """A loss `loss(logits, target)` that can replace `nn.CrossEntropyLoss`.
 
     Args:
         reduction: "mean", "sum", or "none" for one loss per sample, (N, d1, …).
-        ignore_index: samples with this target do not count.
+        ignore_index: samples with this target are ignored.
         label_smoothing: share of the target that is spread over all classes, 0 to 1.
 
     Shapes: logits (N, K, d1, …) or (K,); target (N, d1, …) or (), class numbers, or probabilities in the
@@ -97,26 +97,26 @@ class LogitsLoss(Loss):
     """
 
     one_class = ""
-    """Why every sample must have one true class, where it must."""
+    """The reason why every sample must have one true class; empty if soft targets are allowed."""
 
     def __init__(self, *, reduction: Reduction, ignore_index: int, label_smoothing: float) -> None:
         super().__init__(reduction=reduction, ignore_index=ignore_index)
         self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, at_most=1)
 
     def require_one_class(self, reason: str) -> None:
-        """Refuse soft targets and label smoothing: every sample must have one true class, and this is why."""
+        """Refuse soft targets and label smoothing; `reason` explains why every sample must have one true class."""
         self.one_class = reason
         if self.label_smoothing:
             raise self._refusal("label_smoothing")
 
     def _refusal(self, what: str) -> UserError:
-        return UserError(f"{type(self).__name__} takes no {what}: {self.one_class}; {SOFT_LOSSES} do")
+        return UserError(f"{type(self).__name__} takes no {what}: {self.one_class}. Use {SOFT_LOSSES}")
 
     def samples(self, logits: Tensor, target: Tensor) -> Samples:
-        """A batch, checked, with one row per sample."""
+        """Check a batch and arrange it with one row per sample."""
         rows, shape = as_logits(logits, self.num_classes, type(self).__name__)
         if self.reduction == "mean" and len(rows) == 0:
-            raise UserError("the batch is empty: there is nothing to take a mean of")
+            raise UserError("the batch is empty: reduction='mean' needs at least one sample")
         if isinstance(target, Tensor) and target.is_floating_point() and target.shape == logits.shape:
             return self._soft(rows, target, shape)
         soft = "" if self.one_class else f", or probabilities of shape {tuple(logits.shape)}"
@@ -130,18 +130,21 @@ class LogitsLoss(Loss):
         if self.one_class:
             raise self._refusal("soft targets")
         if self.ignore_index >= 0:
-            raise UserError(f"ignore_index {self.ignore_index} is a class number; soft targets have none to compare")
+            raise UserError(
+                f"ignore_index {self.ignore_index} is a class number, and soft targets are not class numbers; "
+                f"use ignore_index={IGNORE_INDEX}"
+            )
         probabilities = rows_of(target).to(rows.dtype)
         check_probabilities(probabilities)
         return Samples(rows, probabilities, torch.zeros_like(rows[:, 0], dtype=torch.bool), shape)
 
     def cross_entropy(self, logits: Tensor, samples: Samples, weights: Tensor | None = None) -> Tensor:
-        """Cross-entropy per sample (S,), with label smoothing and class weights (K,) as torch has them."""
+        """Cross-entropy per sample (S,), with torch's label smoothing and class weights (K,)."""
         smoothing = self.label_smoothing
         return F.cross_entropy(logits, samples.target, weights, reduction="none", label_smoothing=smoothing)
 
     def reduce_samples(self, losses: Tensor, samples: Samples, weights: Tensor | None = None) -> Tensor:
-        """Losses (S,) reduced; "none" gives them the shape of the target."""
+        """Reduce losses (S,); "none" returns them in the shape of the target."""
         reduced = self.reduce(losses, samples.ignored, weights)
         return reduced.reshape(samples.shape) if self.reduction == "none" else reduced
 
@@ -149,9 +152,9 @@ class LogitsLoss(Loss):
 class CountsLoss(LogitsLoss):
     """A loss that knows how many training samples each class has.
 
-    Kept are the counts alone, whole numbers outside the saved state. Weights, margins and priors are
-    computed from them in the precision of the logits: neither `.half()` nor a device without float64
-    can blur them.
+    The module stores only the counts, as integers, in a buffer that is not saved. Weights, margins and priors
+    are computed from the counts in the precision of the logits, so `.half()` or a device without float64
+    does not make them less precise.
 
     Args:
         class_counts: (K,) training samples per class, each at least 1.
@@ -177,10 +180,10 @@ class CountsLoss(LogitsLoss):
         return len(self.class_counts)
 
     def counts(self, like: Tensor) -> Tensor:
-        """Class counts (K,) in the type of another tensor."""
+        """Class counts (K,) in the dtype of another tensor."""
         return self.class_counts.to(like.dtype)
 
     def prior(self, like: Tensor) -> Tensor:
-        """Share of each class in the training set (K,), in the type of another tensor."""
+        """Share of each class in the training set (K,), in the dtype of another tensor."""
         counts = self.counts(like)
         return counts / counts.sum()

@@ -3,7 +3,7 @@
     w_c proportional to (1 - beta) / (1 - beta^n_c), summing to K
     loss = mean_i w_{y_i} L_i,    L softmax cross-entropy, K sigmoid cross-entropies, or K focal terms
 
-beta 0 gives equal weights, beta → 1 weights 1/n.
+With beta 0 all weights are equal; with beta → 1 they approach 1/n.
 
 Paper: Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019.
 """
@@ -25,20 +25,20 @@ from longtail.losses.weighted import DivideBy, as_divide_by, divisor, sum_to_cla
 class ClassBalanced(CountsLoss):
     """The Class-Balanced loss in its three forms.
 
-    In the sigmoid and focal forms the weight of the true class multiplies all K terms of a sample, as
-    published, and the head starts with bias -log(K - 1). The default division is the authors', by the
-    batch size; LDAM-DRW's version of this loss divides by the sum of the weights. Soft targets and label
-    smoothing, which the softmax form takes, are those of `WeightedCrossEntropy`.
+    In the sigmoid and focal forms the weight of the true class multiplies all K terms of a sample, as in
+    the paper. With these forms, initialise the bias of the head to -log(K - 1). By default the mean divides
+    by the batch size, as the authors do; the LDAM-DRW code divides by the sum of the weights. The softmax
+    form takes soft targets and label smoothing, with the same meaning as in `WeightedCrossEntropy`.
 
     Args:
         class_counts: (K,) training samples per class.
         form: "softmax", "sigmoid", or "focal" (sigmoid with focal terms).
-        beta: how fast further samples stop to count, at least 0 and below 1.
-        gamma: focusing of the focal form.
+        beta: at least 0 and below 1; the closer to 1, the more a class is weighted by 1/n.
+        gamma: focusing parameter of the focal form.
         divide_by: what "mean" divides by: "batch", the number of samples, or "weights", the sum of their
-            weights; ignored samples are in neither.
+            weights; neither includes ignored samples.
         reduction: "mean", "sum", or "none".
-        ignore_index: samples with this target do not count.
+        ignore_index: samples with this target are ignored.
         label_smoothing: share of the target that is spread over all classes; softmax form only.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) or, softmax form, probabilities (N, K, d1, …) → scalar.
@@ -65,7 +65,7 @@ class ClassBalanced(CountsLoss):
             self.require_one_class(f"in the {self.form} form the weight of the one true class multiplies all K terms")
 
     def weights(self, like: Tensor) -> Tensor:
-        """Weights (K,) in the type of another tensor."""
+        """Weights (K,) in the dtype of another tensor."""
         return effective_number_weights(self.counts(like), self.beta)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -80,13 +80,14 @@ class ClassBalanced(CountsLoss):
 
 
 def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
-    """Weights (K,) of class counts (K,) of a floating type.
+    """Weights (K,) from class counts (K,) of a floating dtype.
 
     >>> import torch
     >>> effective_number_weights(torch.tensor([1000.0, 1.0]), 0.0).tolist()
     [1.0, 1.0]
     """
-    # 1 - beta^n from its logarithm: with beta near 1 and few samples the difference would lose its digits.
+    # 1 - beta^n is computed from the logarithm: with beta near 1 and small n the plain difference loses precision.
     log_power = counts * (math.log(beta) if beta > 0 else -math.inf)
-    # expm1(x) is tanh(x/2) (e^x + 1); compiled, torch's own is e^x - 1 and off by 2e-4 for one sample.
+    # expm1(x) is written as tanh(x/2) (e^x + 1): torch.compile turns torch.expm1 into e^x - 1, which is wrong by
+    # 2e-4 for n = 1.
     return sum_to_classes(-1 / ((log_power / 2).tanh() * (log_power.exp() + 1)))

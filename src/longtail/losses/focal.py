@@ -1,9 +1,9 @@
-"""Focal loss: what is classified well already counts less.
+"""Focal loss: samples that are already classified well have less weight.
 
     softmax:  mean_i (1 - p_{y_i})^gamma * CE_i
-    sigmoid:  mean_i sum_k (1 - p_ik)^gamma * BCE_ik,    p_ik the probability given to the truth about class k
+    sigmoid:  mean_i sum_k (1 - p_ik)^gamma * BCE_ik,    p_ik the probability of the right answer for class k
 
-gamma 0 is cross-entropy.
+With gamma 0 it is cross-entropy.
 
 Paper: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
 """
@@ -21,20 +21,20 @@ from longtail.losses.inputs import ClassWeights, as_class_weights
 
 
 class Focal(LogitsLoss):
-    """Focal loss; class weights multiply it and do not enter p.
+    """Focal loss. Class weights multiply the loss and do not change p.
 
-    The gradient goes through the factor (1 - p)^gamma, as in the paper; some releases cut it off there.
-    Some others weight the cross-entropy before p is formed from it, which makes p^w of p. Gamma is 2
-    as in the paper; LDAM-DRW's experiments have 1.
+    The gradient flows through the factor (1 - p)^gamma, as in the paper; some released codes detach it.
+    Others compute p from the weighted cross-entropy and so use p^w instead of p. Gamma is 2 as in the
+    paper; the LDAM-DRW experiments use 1.
 
     Args:
-        gamma: focusing, at least 0.
-        form: "softmax", or "sigmoid": K yes-or-no questions, about K times as large.
-        class_weights: (K,) factor of each sample by its class, kept in the precision given.
-        reduction: "mean" over the samples (with class weights, too, it divides by their number), "sum", or
-            "none".
-        ignore_index: samples with this target do not count.
-        label_smoothing: 0; anything else is refused.
+        gamma: focusing parameter, at least 0.
+        form: "softmax", or "sigmoid": the sum of K binary losses, about K times as large.
+        class_weights: (K,) each sample's loss is multiplied by the weight of its class; stored in the
+            precision given.
+        reduction: "mean" (divides by the number of samples, also with class weights), "sum", or "none".
+        ignore_index: samples with this target are ignored.
+        label_smoothing: must be 0.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
 
@@ -57,7 +57,7 @@ class Focal(LogitsLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.require_one_class("its factor (1 - p)^gamma is that of the one true class")
+        self.require_one_class("its factor (1 - p)^gamma uses the probability of the one true class")
         self.gamma = number("gamma", gamma, at_least=0)
         self.form = choose("form", form, ("softmax", "sigmoid"))
         weights = None if class_weights is None else as_class_weights(class_weights)
@@ -92,6 +92,6 @@ def sigmoid_focal(logits: Tensor, target: Tensor, gamma: float) -> Tensor:
 def _focal(log_odds: Tensor, gamma: float) -> Tensor:
     """(1 - p)^gamma * -log p from the log-odds of being wrong, log((1 - p) / p).
 
-    Written with p itself, the power has an infinite slope at p = 1 when gamma < 1.
+    Computed from p itself, the power would have an infinite gradient at p = 1 when gamma < 1.
     """
     return (gamma * F.logsigmoid(log_odds)).exp() * -F.logsigmoid(-log_odds)

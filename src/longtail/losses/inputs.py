@@ -1,7 +1,7 @@
-"""What a loss is given, checked: class counts, class weights, logits and targets.
+"""Checks of what a loss receives: class counts, class weights, logits and targets.
 
-Values are looked at on the CPU alone: on another device the look would wait for it, and while
-`torch.compile` traces there are none.
+Values are checked on the CPU only. On another device the check would wait for the device, and while
+`torch.compile` traces there are no values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ClassCounts = Tensor | np.ndarray | Sequence[int]
 ClassWeights = Tensor | np.ndarray | Sequence[float]
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_SUM_TOLERANCE = 0.01  # probabilities in bfloat16 miss the sum of 1 by some thousandths
+_SUM_TOLERANCE = 0.01  # the sum of probabilities in bfloat16 differs from 1 by some thousandths
 
 
 def as_class_counts(class_counts: ClassCounts, needed_by: str) -> Tensor:
-    """Class counts (K,) as int64, K at least 2 and every class with a sample."""
+    """Class counts (K,) as int64; K must be at least 2, and every class must have a sample."""
     counts = _vector("class_counts", class_counts)
     if len(counts) < 2:
         raise UserError(f"{needed_by} needs at least two classes, class_counts has {len(counts)}")
@@ -42,7 +42,7 @@ def as_class_counts(class_counts: ClassCounts, needed_by: str) -> Tensor:
 
 
 def as_class_weights(class_weights: ClassWeights, num_classes: int | None = None) -> Tensor:
-    """Weights (K,) of a floating type, finite and above 0."""
+    """Weights (K,) of a floating dtype; all must be finite and above 0."""
     weights = _vector("class_weights", class_weights)
     if num_classes not in (None, len(weights)):
         raise UserError(f"class_weights has {len(weights)} numbers for {num_classes} classes")
@@ -63,7 +63,7 @@ def _vector(name: str, values: ClassCounts | ClassWeights) -> Tensor:
 
 
 def as_logits(logits: Tensor, num_classes: int | None, needed_by: str) -> tuple[Tensor, tuple[int, ...]]:
-    """Logits (N, K, d1, …), or (K,) of one sample, as rows (S, K) in single precision at least; and (N, d1, …)."""
+    """Logits (N, K, d1, …), or (K,) of one sample, as rows (S, K) in single or double precision; and (N, d1, …)."""
     if not isinstance(logits, Tensor):
         raise UserError(f"logits must be a tensor, not {type(logits).__name__}")
     dimension = min(logits.ndim - 1, 1)
@@ -75,7 +75,7 @@ def as_logits(logits: Tensor, num_classes: int | None, needed_by: str) -> tuple[
     if num_classes is not None and logits.shape[dimension] != num_classes:
         raise UserError(
             f"logits of shape {tuple(logits.shape)} have {logits.shape[dimension]} classes in dimension {dimension}, "
-            f"{needed_by} was made for {num_classes}"
+            f"but {needed_by} was built for {num_classes}"
         )
     return rows_of(single_at_least(logits)), (*logits.shape[:dimension], *logits.shape[dimension + 1 :])
 
@@ -88,7 +88,7 @@ def rows_of(values: Tensor) -> Tensor:
 
 
 def check_target(target: Tensor, shape: tuple[int, ...], otherwise: str = "") -> None:
-    """Check that there is one class number per sample; `otherwise` says what else would do."""
+    """Check that there is one class number per sample; `otherwise` names what else is allowed."""
     if not isinstance(target, Tensor):
         raise UserError(f"target must be a tensor of class numbers, not {type(target).__name__}")
     if tuple(target.shape) != shape or target.dtype not in _WHOLE:
@@ -99,28 +99,28 @@ def check_target(target: Tensor, shape: tuple[int, ...], otherwise: str = "") ->
 
 
 def check_class_numbers(numbers: Tensor, num_classes: int, ignore_index: int) -> None:
-    """Check that class numbers (S,), where they are not ignored, are 0..K-1."""
+    """Check that class numbers (S,) are 0..K-1 or ignored."""
     kept = numbers[numbers != ignore_index] if can_look_at(numbers) else numbers[:0]
     if kept.numel() and (int(kept.min()) < 0 or int(kept.max()) >= num_classes):
         raise UserError(
-            f"target must be 0..{num_classes - 1}, one class of the logits each, or ignore_index {ignore_index}; "
+            f"target must be a class number 0..{num_classes - 1} or ignore_index {ignore_index}; "
             f"found {int(kept.min())}..{int(kept.max())}"
         )
 
 
 def check_probabilities(rows: Tensor) -> None:
-    """Check that soft targets (S, K) are probabilities: at least 0, and 1 in sum."""
+    """Check that soft targets (S, K) are probabilities: at least 0, with sum 1."""
     if not can_look_at(rows):
         return
     wrong = ~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() <= _SUM_TOLERANCE))
     if bool(wrong.any()):
         place = int(wrong.int().argmax())
         raise UserError(
-            f"soft targets must be probabilities: at least 0, with sum 1; those of sample {place} go from "
-            f"{rows[place].min():g} to {rows[place].max():g} and have sum {rows[place].sum():g}"
+            f"soft targets must be probabilities: at least 0, with sum 1; those of sample {place} lie between "
+            f"{rows[place].min():g} and {rows[place].max():g} and have sum {rows[place].sum():g}"
         )
 
 
 def can_look_at(values: Tensor) -> bool:
-    """Whether values are there to be looked at without waiting."""
+    """Whether values can be checked without waiting for a device."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()

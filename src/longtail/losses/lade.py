@@ -1,12 +1,12 @@
-"""LADE: cross-entropy under the training prior, and logits that estimate a density ratio of their own.
+"""LADE: cross-entropy under the training prior, and a regulariser that makes the raw logits independent of the prior.
 
     loss = CE(z + log pi, y) + alpha * LADER
     LADER = -sum_c pi_c (mean of z_c over the samples of class c - S_c - lambda * S_c^2)
     S_c = log mean_i exp(z_ic - log pi_c + log 1/K)
 
-The regulariser takes the raw logits. A class absent from the batch has 0 for its mean and keeps its
-S_c, as in the released code. At test nothing is subtracted: the raw logits are those of a balanced test
-set, and for another one the logarithm of its class shares is added.
+The regulariser takes the raw logits. For a class that is absent from the batch, the mean is 0 and S_c
+remains, as in the released code. At test, the raw logits are right for a balanced test set; for another
+test set, add the logarithm of its class shares.
 
 Paper: Hong et al., Disentangling Label Distribution for Long-Tailed Visual Recognition, CVPR 2021.
 """
@@ -22,23 +22,23 @@ from longtail.errors import number
 from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction, Samples
 from longtail.losses.inputs import ClassCounts
 
-PRIOR_FLOOR = 1e-9  # inside the logarithms of the released code; moves the rarest classes by up to 1e-5
+PRIOR_FLOOR = 1e-9  # the released code adds it inside the logarithms; it changes the rarest classes by up to 1e-5
 
 
 class LADE(CountsLoss):
-    """Label distribution disentangling.
+    """Label distribution disentangling loss.
 
-    Authors' settings: CIFAR-100-LT 100 remine_lambda 0.01; ImageNet-LT and iNaturalist 0.5 with alpha
-    0.05; Places-LT alpha 0.005.
+    The authors' settings: remine_lambda 0.01 on CIFAR-100-LT 100; remine_lambda 0.5 and alpha 0.05 on
+    ImageNet-LT and iNaturalist; alpha 0.005 on Places-LT.
 
     Args:
         class_counts: (K,) training samples per class.
-        alpha: weight of the regulariser; 0 leaves the cross-entropy under the prior.
-        remine_lambda: weight of S^2 within it.
+        alpha: weight of the regulariser; with 0 only the cross-entropy under the prior remains.
+        remine_lambda: weight of S^2 in the regulariser.
         reduction: "mean" over the samples, "sum", or "none". The regulariser is one number for the batch. It
             is added to the loss of every sample, so that "mean" and "sum" are the mean and the sum of "none".
-        ignore_index: samples with this target do not count.
-        label_smoothing: 0; anything else is refused.
+        ignore_index: samples with this target are ignored.
+        label_smoothing: must be 0.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """

@@ -1,10 +1,10 @@
-"""LDAM: rare classes must be right by a larger margin.
+"""LDAM: rarer classes get a larger margin.
 
     m_c = n_c^(-1/4), rescaled so that the largest is max_margin
     loss = CE(s * (cos - m_y for the true class), y),    cos the cosines of features and class vectors
 
-The margin is there in training only: at test the class with the largest cosine is taken. Deferred
-re-weighting (DRW) is a schedule: see `longtail.networks.deferred`.
+The margin applies in training only; at test the prediction is the class with the largest cosine. For
+deferred re-weighting (DRW) see `longtail.networks.deferred`.
 
 Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
 """
@@ -25,16 +25,16 @@ class LDAM(CountsLoss):
     Args:
         class_counts: (K,) training samples per class.
         max_margin: margin of the rarest class, in units of the cosine.
-        scale: factor s of the cosines after the margin.
-        class_weights: (K,) weights for the deferred phase, kept in the precision given.
-        divide_by: what "mean" divides by where there are class weights: "weights", their sum over the
-            samples (the released code), or "batch", the number of samples (the paper); ignored samples are
-            in neither.
-        scaled: the logits are multiplied by `scale` already, as those of `CosineHead` are; otherwise
+        scale: factor s that multiplies the cosines after the margin is subtracted.
+        class_weights: (K,) weights for the deferred phase, stored in the precision given.
+        divide_by: what "mean" divides by if there are class weights: "weights", their sum over the samples
+            (the released code), or "batch", the number of samples (the paper); neither includes ignored
+            samples.
+        scaled: True if the logits are already multiplied by `scale`, like those of `CosineHead`; False if
             they are plain cosines, as in the released code.
         reduction: "mean", "sum", or "none".
-        ignore_index: samples with this target do not count.
-        label_smoothing: 0; anything else is refused.
+        ignore_index: samples with this target are ignored.
+        label_smoothing: must be 0.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
@@ -55,7 +55,7 @@ class LDAM(CountsLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.require_one_class("its margin is that of the one true class")
+        self.require_one_class("it subtracts the margin of the one true class")
         self.max_margin = number("max_margin", max_margin, at_least=0)
         self.scale = number("scale", scale, above=0)
         self.divide_by = as_divide_by(divide_by)
@@ -64,7 +64,7 @@ class LDAM(CountsLoss):
         self.register_buffer("class_weights", weights, persistent=False)
 
     def margins(self, like: Tensor) -> Tensor:
-        """Margin of each class (K,) in the type of another tensor."""
+        """Margin of each class (K,) in the dtype of another tensor."""
         counts = self.counts(like)
         return self.max_margin * (counts.min() / counts) ** 0.25
 

@@ -1,9 +1,9 @@
-"""Logit-adjusted loss: in training add the scaled log prior, at test do not.
+"""Logit-adjusted loss: in training, add the scaled log prior to the logits; at test, do not.
 
     loss = CE(z + tau * log pi, y),    pi = n / sum n
 
-tau 0 is cross-entropy, tau 1 Balanced Softmax. The released code has log(pi^tau + 1e-12), which
-moves the logits of rare classes when tau is large; this is the formula of the paper.
+With tau 0 it is cross-entropy, with tau 1 Balanced Softmax. This is the formula of the paper; the released
+code uses log(pi^tau + 1e-12), which changes the logits of rare classes when tau is large.
 
 Paper: Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021.
 """
@@ -24,7 +24,7 @@ class LogitAdjusted(CountsLoss):
         class_counts: (K,) training samples per class.
         tau: strength, at least 0.
         reduction: "mean" over the samples, "sum", or "none".
-        ignore_index: samples with this target do not count.
+        ignore_index: samples with this target are ignored.
         label_smoothing: share of the target that is spread over all classes.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) or probabilities (N, K, d1, …) → scalar.

@@ -1,12 +1,11 @@
-"""Seesaw loss: softer penalties on rare classes, harder ones where they are wrongly preferred.
+"""Seesaw loss: frequent classes penalise rare ones less; a class that is wrongly preferred is penalised more.
 
     loss = mean_i CE(z_i + log(M_yj C_ij) for the classes j other than y, y)
     M_yj = min(1, (N_j / N_y)^p),    N the samples of each class seen so far, at least 1
     C_ij = max(1, (p_ij / max(p_iy, eps))^q),    without gradient
 
-The counts accumulate while training, the batch at hand included, as in the re-implementation of
-mmpretrain; unlike there, evaluation does not count. The normalised head of the paper's detector is
-left out.
+The counts accumulate during training and include the current batch, as in mmpretrain; unlike in mmpretrain,
+evaluation does not change them. The normalised head of the paper's detector is not part of this loss.
 
 Paper: Wang et al., Seesaw Loss for Long-Tailed Instance Segmentation, CVPR 2021.
 """
@@ -27,17 +26,17 @@ from longtail.losses.inputs import ClassCounts
 class Seesaw(CountsLoss):
     """Seesaw loss.
 
-    `seen_counts` (K,) is part of the state: it is saved with it and summed over the processes of
+    The buffer `seen_counts` (K,) is saved in the state dict and summed over the processes of
     `torch.distributed`.
 
     Args:
-        class_counts: (K,) training samples per class; only their number matters, the loss counts itself.
-        p: strength of the mitigation M.
-        q: strength of the compensation C.
-        eps: smallest probability of the true class that C is measured against.
+        class_counts: (K,) training samples per class; only K is used, because the loss counts the samples itself.
+        p: exponent of the mitigation factor M.
+        q: exponent of the compensation factor C.
+        eps: lower bound of the true class's probability in C.
         reduction: "mean" over the samples, "sum", or "none".
-        ignore_index: samples with this target do not count, here and in `seen_counts`.
-        label_smoothing: 0; anything else is refused.
+        ignore_index: samples with this target are ignored, also in `seen_counts`.
+        label_smoothing: must be 0.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
@@ -75,7 +74,7 @@ class Seesaw(CountsLoss):
         self.seen_counts += summed(batch)
 
     def _log_factors(self, logits: Tensor, target: Tensor) -> Tensor:
-        """log(M C) of every sample and class, (S, K); 0 for the true class by itself."""
+        """log(M C) of every sample and class, (S, K); for the true class the formula gives 0."""
         log_counts = self.seen_counts.clamp(min=1).to(logits.dtype).log()
         mitigation = self.p * (log_counts - log_counts[target].unsqueeze(1)).clamp(max=0)
         log_probability = logits.log_softmax(1)

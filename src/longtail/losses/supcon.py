@@ -1,9 +1,9 @@
-"""Supervised contrastive loss: views of one class attract each other, those of other classes repel.
+"""Supervised contrastive loss: pulls views of the same class together and pushes views of other classes apart.
 
     loss = mean over anchors a of  -mean over positives p of  log( exp(a.p / t) / sum_{k != a} exp(a.k / t) )
 
-Positives of an anchor are all other views in the batch with its label. An anchor without one counts
-as 0 and stays in the mean.
+The positives of an anchor are all other views in the batch with the same label. An anchor without positives
+adds 0 to the mean.
 
 Paper: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020; half of Hybrid-SC (Wang et al.,
 Contrastive Learning based Hybrid Networks for Long-Tailed Image Classification, CVPR 2021).
@@ -25,15 +25,15 @@ from longtail.losses.inputs import check_target
 class SupCon(Loss):
     """Supervised contrastive loss of a batch; without labels pass `arange(N)` as target (SimCLR).
 
-    It takes features, not logits, and so stands beside a cross-entropy, not in its place.
+    It takes features, not logits: use it in addition to a cross-entropy, not instead of one.
 
     Args:
         temperature: t, above 0.
-        base_temperature: the loss is multiplied by temperature / base_temperature; None for 1. The
-            released code has 0.07, a factor of 1.43 at t = 0.1.
+        base_temperature: the loss is multiplied by temperature / base_temperature; None means a factor of 1. The
+            released code uses 0.07, a factor of 1.43 at t = 0.1.
         anchors: "all" views, or the "first" of each sample.
         reduction: "mean" over the anchors, "sum", or "none", (N, views) or, with first views, (N, 1).
-        ignore_index: samples with this target are left out, as anchors and as what anchors are compared with.
+        ignore_index: samples with this target are ignored: they are neither anchors nor compared with anchors.
 
     Shapes: features (N, views, D) of unit length, target (N,) → scalar.
     """
@@ -59,13 +59,13 @@ class SupCon(Loss):
         size, views = features.shape[:2]
         check_target(target, (size,))
         if size * views < 2:
-            what = "one view of one sample has" if size else "the batch is empty: a view has"
-            raise UserError(f"{what} nothing to be compared with; use a larger batch or more views")
-        # View by view, so that the first views are the first rows.
+            what = "the batch has one view of one sample" if size else "the batch is empty"
+            raise UserError(f"{what}; SupCon needs at least two views: use a larger batch or more views")
+        # Ordered by view, so that the first views are the first rows.
         rows = single_at_least(features).transpose(0, 1).flatten(0, 1)
         labels = target.long().repeat(views)
         anchors = len(rows) if self.anchors == "all" else size
-        # At half precision a similarity of 1 is off by 0.004, and the temperature multiplies that.
+        # In half precision a similarity of 1 has an error of 0.004, and the temperature multiplies it.
         with without_autocast(rows):
             similarity = rows[:anchors] @ rows.T / self.temperature
         ignored = labels == self.ignore_index

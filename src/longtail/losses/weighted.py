@@ -1,8 +1,8 @@
-"""Class-balanced weighting: errors on a class count the more, the fewer samples it has.
+"""Class-balanced weighting: the fewer samples a class has, the larger the weight of its samples.
 
     loss = sum_i w_{y_i} CE_i / sum_i w_{y_i},    w_c proportional to 1 / n_c, summing to K
 
-Known as re-weighting by inverse class frequency; CBW in Wang et al., Margin Calibration for
+Also known as re-weighting by inverse class frequency; CBW in Wang et al., Margin Calibration for
 Long-Tailed Visual Recognition, ACML 2022.
 """
 
@@ -22,21 +22,21 @@ DivideBy = Literal["batch", "weights"]
 class WeightedCrossEntropy(CountsLoss):
     """Cross-entropy weighted by 1/n (CBW).
 
-    Papers write the mean over the batch; released code inherits torch's weighted mean, which divides
-    by the sum of the batch's weights. The default is that of the code the published numbers come from.
+    Papers divide by the batch size. Released code uses torch's weighted mean, which divides by the sum of the
+    weights in the batch. The default follows the released code, because the published numbers come from it.
 
-    With soft targets every class weighs its own part of the target, as in torch: the loss is linear in the
-    target, and mixup may mix targets or losses. Torch then divides by the number of samples; here
-    `divide_by` means the same as before, so that probabilities of 0 and 1 give what class numbers give.
+    With soft targets the weight of a class multiplies its own part of the target, as in torch. The loss is
+    linear in the target, so mixup can mix targets or losses. Torch divides by the number of samples for soft
+    targets; here `divide_by` keeps its meaning, so one-hot targets give the same loss as class numbers.
 
     Args:
         class_counts: (K,) training samples per class.
         divide_by: what "mean" divides by: "weights", the sum of the samples' weights, or "batch", the
-            number of samples; ignored samples are in neither.
+            number of samples; neither includes ignored samples.
         reduction: "mean", "sum", or "none".
-        ignore_index: samples with this target do not count.
-        label_smoothing: share of the target that is spread over all classes, after which these weigh their
-            parts; the divisor stays that of the target as it is given.
+        ignore_index: samples with this target are ignored.
+        label_smoothing: share of the target that is spread over all classes. The weights multiply the smoothed
+            target; the divisor is computed from the target before smoothing.
 
     Shapes: logits (N, K, d1, …), target (N, d1, …) or probabilities (N, K, d1, …) → scalar.
 
@@ -59,7 +59,7 @@ class WeightedCrossEntropy(CountsLoss):
         self.divide_by = as_divide_by(divide_by)
 
     def weights(self, like: Tensor) -> Tensor:
-        """Weights (K,) in the type of another tensor."""
+        """Weights (K,) in the dtype of another tensor."""
         return sum_to_classes(self.counts(like).reciprocal())
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def as_divide_by(divide_by: str) -> str:
 
 
 def divisor(weights: Tensor, samples: Samples, divide_by: str) -> Tensor | None:
-    """What a mean divides by: the weights of the samples (S,) from those of the classes (K,), or their number."""
+    """Sample weights (S,) from class weights (K,), whose sum a mean divides by; None for the number of samples."""
     if divide_by == "batch":
         return None
     return weights[samples.target] if samples.target.ndim == 1 else (samples.target * weights).sum(1)
