@@ -118,7 +118,9 @@ def test_an_environment_that_cannot_be_read_is_named(capsys, monkeypatch, tmp_pa
     monkeypatch.setenv(name, value)
     code, out, error = run(capsys, "evaluate", str(tmp_path))
     assert (code, out) == (2, "")
-    assert error.startswith(f"longtail: {name} is '{value}' in the environment; unset it or give a whole number from ")
+    assert error.startswith(
+        f"longtail: environment variable {name} is '{value}'; unset it or set a whole number of at least "
+    )
     assert error.count("\n") == 1
 
 

@@ -134,9 +134,9 @@ def main(out: Path) -> None:
 
 def here_while_alone():
     """What another process that came later would see of one that works alone."""
-    from longtail.distributed.presence import _is_here, _store, group_of_caller, meeting
+    from longtail.distributed.presence import _is_here, _store, group_of_caller, taking_part
 
-    with meeting(group_of_caller(torch.device("cpu"))) as world:
+    with taking_part(group_of_caller(torch.device("cpu"))) as world:
         return world.size, _is_here(_store(), 0)
 
 

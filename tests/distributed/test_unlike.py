@@ -32,7 +32,7 @@ def test_other_code(by_hand, tmp_path):
         file.write("# a change on one machine only\n")
     command = [*TRAIN, "--out", tmp_path / "run"]
     ended = by_hand((command, {}, tmp_path), (command, {"PYTHONPATH": str(tmp_path / "src")}, tmp_path))
-    assert "process 1 runs other code than process 0 (longtail/posthoc/solver.py); install" in one_reason(ended)
+    assert "process 1 runs different code from process 0 (longtail/posthoc/solver.py); install" in one_reason(ended)
     assert not (tmp_path / "run").exists()
 
 
@@ -132,7 +132,7 @@ def test_resuming_with_another_number_of_processes(by_hand, tmp_path, monkeypatc
 def test_a_process_that_never_comes(by_hand, tmp_path):
     alone = {"WORLD_SIZE": "2", "LONGTAIL_JOIN_TIMEOUT": "3"}
     ended = by_hand(([*TRAIN, "--out", tmp_path / "run"], alone, tmp_path))
-    assert "not all of 2 processes came together within 3 s" in one_reason(ended)
+    assert "not all of 2 processes joined within 3 s" in one_reason(ended)
 
 
 LATE = """
@@ -151,7 +151,7 @@ def test_a_process_that_never_comes_under_torchrun(torchrun, tmp_path):
     (tmp_path / "late.py").write_text(LATE)
     done = torchrun(tmp_path / "late.py", expect=1, LONGTAIL_JOIN_TIMEOUT="3")
     lines = [line for line in done.stderr.splitlines() if line.startswith("longtail: ")]
-    assert lines == ["longtail: not all of 2 processes came together within 3 s: process 1 is missing"]
+    assert lines == ["longtail: not all of 2 processes joined within 3 s: process 1 is missing"]
     assert done.stdout.split() == ["2"]
 
 
@@ -163,10 +163,10 @@ def test_a_killed_process_is_missed(by_hand, tmp_path):
     )
     ended = by_hand((["killed.py"], {}, tmp_path), (["killed.py"], {}, tmp_path))
     assert [code for code, _ in ended] == [1, -9]
-    assert "another process ended without saying why" in ended[0][1]
+    assert "another process ended without reporting a reason" in ended[0][1]
 
 
-def test_started_without_a_meeting_place(monkeypatch):
+def test_started_without_a_rendezvous(monkeypatch):
     from longtail.distributed.world import join
 
     monkeypatch.setenv("WORLD_SIZE", "2")

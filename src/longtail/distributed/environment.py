@@ -1,4 +1,4 @@
-"""What the environment says: which of several processes this one is, and how long it waits for the others."""
+"""Environment variables: the rank of this process among several, and how long it waits for the others."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from longtail.errors import UserError
 
 
 def number_of(name: str, default: int, *, at_least: int = 1) -> int:
-    """A variable that counts something; an empty one is as good as none."""
+    """An environment variable that holds a whole number; an empty one counts as unset."""
     text = os.environ.get(name) or str(default)
     if not text.isdecimal() or int(text) < at_least:
-        raise UserError(f"{name} is {text!r} in the environment; unset it or give a whole number from {at_least} on")
+        raise UserError(
+            f"environment variable {name} is {text!r}; unset it or set a whole number of at least {at_least}"
+        )
     return int(text)
 
 
 def has_agent_store() -> bool:
-    """Whether torchrun, which outlives this process, keeps a store for it."""
+    """Whether torchrun hosts the store; that store outlives this process."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def is_main_process() -> bool:
-    """Whether this process prints: of those that work together only the first."""
+    """Whether this process prints: only rank 0 does."""
     return number_of("WORLD_SIZE", 1) == 1 or os.environ.get("RANK", "0") == "0"

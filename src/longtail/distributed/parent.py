@@ -1,4 +1,4 @@
-"""Processes that torchrun started end when it is gone: its relaunch takes their place."""
+"""Processes that torchrun started end when torchrun is gone, so that a new launch can replace them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.5
 
 @cache
 def end_with_parent() -> None:
-    """Watch the process that started this one, where that is torchrun; called again, this does nothing."""
+    """If torchrun started this process: watch torchrun, and exit when it is gone. A second call does nothing."""
     if has_agent_store():
         threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
@@ -24,6 +24,6 @@ def _watch(parent: int) -> None:
     never = threading.Event()
     while os.getppid() == parent:
         never.wait(LOOK_SECONDS)
-    # At once and without cleaning up, as if killed too: the others hang in exchanges, and files appear whole anyway.
-    print("longtail: torchrun is gone, so its processes end; start the same command again", file=sys.stderr, flush=True)
+    # Exit at once without cleaning up: the other processes hang in collective calls, and files are written atomically.
+    print("longtail: torchrun was killed, so its processes exit; start the command again", file=sys.stderr, flush=True)
     os._exit(EXIT_TERMINATED)

@@ -1,7 +1,8 @@
-"""Which processes of a group that the caller has opened are in the same call at the same time.
+"""Which processes of the caller's process group make the same call at the same time.
 
-Exchanges of `torch.distributed` wait for every process. A call on one process alone would wait in vain, so
-those that are in the call say so in the store of the group, and look for each other before they exchange anything.
+Collective calls of `torch.distributed` wait for every process. If only one process makes a call of ours, it would
+wait for ever. So each process that makes the call writes a key to the group's store and looks for the keys of the
+others before the first collective call.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from longtail.errors import UserError
 
 
 def group_of_caller(device: torch.device) -> World:
-    """The processes of the group that the caller has opened, or this process alone."""
+    """The processes of the caller's process group, or this process alone."""
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size(), device)
     return World(0, 1, device)
 
 
 @contextmanager
-def meeting(world: World, *, needed: str = "") -> Iterator[World]:
-    """The processes that share the work of the block: all of the group, or this one where no other comes.
+def taking_part(world: World, *, needed: str = "") -> Iterator[World]:
+    """The processes that share the work of the block: all of the group, or only this one if no other makes the call.
 
     Args:
-        needed: why all must come, where this process cannot work alone.
+        needed: the reason why all processes must make the call; empty if one process can work alone.
     """
     if world.size == 1:
         yield world
@@ -54,10 +55,10 @@ def _gathered(world: World, store: Any, needed: str) -> World:
             break
         time.sleep(POLL_SECONDS)
     if len(missing) == world.size - 1 and not needed:
-        store.set(_key(world.rank), "alone")  # who comes now must not wait for this process
+        store.set(_key(world.rank), "alone")  # a process that makes the call later must not wait for this one
         if not any(_is_here(store, rank) for rank in missing):
             return World(0, 1, world.device)
-    why = needed or "some of them are here"
+    why = needed or "some of the processes made this call, others did not"
     raise UserError(
         f"{not_together(world.size, f'process {missing[0]} has not made this call, says process {world.rank}')}; "
         f"{why}: make the call on every process (LONGTAIL_JOIN_TIMEOUT sets how long to wait)"

@@ -1,8 +1,8 @@
-"""Where the processes of a run meet: they check that they are alike, and say why they stop.
+"""Rendezvous of the processes of a run: they check that they run the same code and settings, and share errors.
 
-This goes through the store of `torch.distributed`, not through its exchanges, so that a process can
-say something while the others wait for it in one. The first to fail tells its reason; the others
-notice that it is gone, find the reason and stop with it. One of them prints it.
+This uses the store of `torch.distributed`, not its collective calls, so that a process can report an error while
+the others wait for it in a collective call. The first process that fails writes its reason to the store. The
+others notice that it is gone, read the reason and stop with it. One of them prints it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ import torch.distributed as dist
 from longtail.distributed.store import POLL_SECONDS, SILENT_SECONDS, connect, joining_seconds, not_together
 from longtail.errors import ReportedElsewhere, UserError
 
-REASON_SECONDS = 5.0  # how long a process whose neighbour is gone waits for the reason
+REASON_SECONDS = 5.0  # how long a process waits for the reason after another process is gone
 LEAVING_SECONDS = 10.0  # how long the process that hosts the store waits for the others to leave
 
 
 class Rendezvous:
-    """One joining of `size` processes; each may join several times, one after another.
+    """One rendezvous of `size` processes; processes can meet several times, one rendezvous after another.
 
-    The store of torchrun outlives the processes, so every joining has keys of its own, under a name
-    that process 0 makes up. Each process signs in with a fresh mark; process 0 keeps a list of the
-    marks there are, headed by its own, and who finds itself in the list knows the name.
+    The store of torchrun outlives the processes, so every rendezvous uses its own keys, under a name that
+    process 0 chooses. Each process writes a new random mark. Process 0 publishes the list of marks, its own
+    first. A process that finds its mark in the list has found the name.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self.expected = size  # how many will leave in the end
+        self.expected = size  # how many processes will leave at the end
         self._lobby = dist.PrefixStore("longtail", connect(rank, size))  # type: ignore[attr-defined]
         mark = uuid.uuid4().hex
         self._lobby.set(f"here{rank}", mark)
@@ -47,7 +47,7 @@ class Rendezvous:
 
     def _find_name(self, mark: str) -> str:
         deadline = time.monotonic() + joining_seconds()
-        with suppress(RuntimeError):  # raised where the store is gone, and with it process 0
+        with suppress(RuntimeError):  # raised if the store is gone, and process 0 with it
             while time.monotonic() < deadline:
                 if self._lobby.check(["list"]) and mark in (listed := json.loads(self._lobby.get("list"))):
                     return str(listed[0])
@@ -55,11 +55,11 @@ class Rendezvous:
         raise UserError(not_together(self.size, f"process 0 is missing, says process {self.rank}"))
 
     def require_alike(self, own: dict[str, str]) -> None:
-        """An error on all processes unless each gives the same; an entry "error" is one by itself."""
+        """Raise on all processes unless all give the same values; an entry "error" raises by itself."""
         self.store.set(f"process{self.rank}", json.dumps(own))
         if self.rank == 0:
             self.store.set("verdict", self._gather() or self._compare() or "alike")
-        # Process 0 began to wait before this one was on its list, so its verdict comes first.
+        # Process 0 began to wait before this process was on its list, so its verdict arrives in time.
         verdict = self._wait_for("verdict", joining_seconds() + REASON_SECONDS)
         if verdict is None:
             raise UserError(not_together(self.size, "process 0 is missing"))
@@ -67,7 +67,7 @@ class Rendezvous:
             raise UserError(verdict) if self.rank == 0 else ReportedElsewhere(verdict)
 
     def _gather(self) -> str | None:
-        """Keep the list until all have come to this meeting; what to say if some do not."""
+        """Publish the list until all processes have joined; returns an error message if some do not."""
         deadline = time.monotonic() + joining_seconds()
         while True:
             here = [f"here{rank}" for rank in range(self.size) if self._lobby.check([f"here{rank}"])]
@@ -89,12 +89,13 @@ class Rendezvous:
             if changed:
                 more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
                 return (
-                    f"process {rank} runs other code than process 0 ({changed[0]}{more}); install the same everywhere"
+                    f"process {rank} runs different code from process 0 ({changed[0]}{more}); "
+                    "install the same version everywhere"
                 )
         return None
 
     def explain(self, error: Exception) -> Exception:
-        """What to raise for an error: itself, told to the others, or the reason another process gave."""
+        """The error to raise: this one, after reporting it to the others, or the reason another process reported."""
         if isinstance(error, ReportedElsewhere):
             return error
         try:
@@ -104,7 +105,7 @@ class Rendezvous:
         except RuntimeError:
             reason = None  # the store is gone, and with it the process that hosted it
         if reason is None:
-            return UserError("another process ended without saying why: it was killed, or its machine was lost")
+            return UserError("another process ended without reporting a reason: it was killed, or its machine was lost")
         return ReportedElsewhere(reason)
 
     def _tell(self, error: Exception) -> Exception:
@@ -114,12 +115,12 @@ class Rendezvous:
             return error
         text = str(error) if re.search(r"\bprocess \d", str(error)) else f"{error} (process {self.rank})"
         if self.store.add("failures", 1) > 1:
-            return ReportedElsewhere(text)  # what goes wrong everywhere is said once
+            return ReportedElsewhere(text)  # an error that all processes raise is printed once
         self.store.set("reason", text)
         return UserError(text)
 
     def leave(self, error: Exception | None) -> None:
-        """Wait, where others need this process a little longer."""
+        """Wait for the other processes, if this one hosts the store that they still read."""
         try:
             gone = self.store.add("left", 1)
             deadline = time.monotonic() + LEAVING_SECONDS
@@ -141,7 +142,7 @@ class Rendezvous:
 
 
 def _from_a_lost_neighbour(error: Exception) -> bool:
-    """Whether an error is that of an exchange whose other side is gone."""
+    """Whether an error comes from a collective call whose other side is gone."""
     if isinstance(error, UserError) or not isinstance(error, RuntimeError):
         return False
     words = ("closed by peer", "reset by peer", "Broken pipe", "gloo", "NCCL", "TCPStore", "Timed out waiting")
@@ -149,7 +150,7 @@ def _from_a_lost_neighbour(error: Exception) -> bool:
 
 
 def code_fingerprint() -> dict[str, str]:
-    """A hash of every source file of this package, and the versions under it."""
+    """A hash of every source file of this package, and the versions of torch and Python."""
     package = Path(__file__).parents[1]
     files = {
         path.relative_to(package.parent).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -159,7 +160,7 @@ def code_fingerprint() -> dict[str, str]:
 
 
 def differing(values: list[dict[str, Any]]) -> str | None:
-    """The first process whose values are not those of process 0, and how: 'process 1 …(lr: 0.1 → 0.2)'."""
+    """The first process whose values differ from those of process 0, and how: 'process 1 …(lr: 0.1 → 0.2)'."""
     first = values[0]
     for rank, own in enumerate(values):
         changed = [f"{name}: {first.get(name)} → {own.get(name)}" for name in first if first.get(name) != own.get(name)]

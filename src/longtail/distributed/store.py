@@ -1,7 +1,7 @@
-"""The store of `torch.distributed`: what processes tell each other outside of exchanges.
+"""The store of `torch.distributed`: messages between processes outside of collective calls.
 
-torchrun keeps it, for as long as it runs: it outlives the processes that it starts again. Without
-torchrun process 0 does.
+torchrun hosts the store as long as it runs, so the store outlives processes that torchrun restarts. Without
+torchrun, process 0 hosts it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from longtail.distributed.environment import has_agent_store, number_of
 from longtail.errors import UserError
 
 JOINING_SECONDS = 50
-SILENT_SECONDS = 2.0  # a process that says nothing ends later than the one that speaks
+SILENT_SECONDS = 2.0  # a process that does not print the error exits later than the one that prints it
 POLL_SECONDS = 0.05
 
 
 @cache
 def connect(rank: int, size: int) -> Any:
-    """The store, kept for as long as the process lives: others may still read from it."""
+    """The store. It stays open until the process exits, because others may still read from it."""
     patience = timedelta(seconds=joining_seconds())
     try:
         store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=patience)))
@@ -38,21 +38,21 @@ def connect(rank: int, size: int) -> Any:
 
 
 def launch_id() -> str | None:
-    """What stays the same when torchrun starts its processes again, and no other launch has; None without torchrun."""
+    """An id of this launch of torchrun, the same after torchrun restarts its processes; None without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     if not has_agent_store():
-        return f"{platform.node()}:{os.getppid()}"  # no store outlives the processes: the agent itself
+        return f"{platform.node()}:{os.getppid()}"  # no store outlives the processes: identify the agent itself
     return str(_agent_store().compare_set("longtail/launch", "", uuid.uuid4().hex).decode())
 
 
 def first_to_say(text: str) -> bool:
-    """Whether no other process has said this since torchrun started them; who comes later waits a little."""
+    """Whether this is the first process to report this text since the launch; the others wait a little."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     try:
         first = _agent_store().add(f"longtail/said/{attempt}/{text}", 1) == 1
     except (RuntimeError, ValueError):
-        return True  # the store cannot be reached: better twice than never
+        return True  # the store cannot be reached: printing twice is better than never
     if not first:
         time.sleep(SILENT_SECONDS)
     return bool(first)
@@ -63,10 +63,10 @@ def _agent_store() -> Any:
 
 
 def joining_seconds() -> int:
-    """How long a process waits for the others to come."""
+    """How long a process waits for the others to join."""
     return number_of("LONGTAIL_JOIN_TIMEOUT", JOINING_SECONDS)
 
 
 def not_together(size: int, more: str) -> str:
-    """What a process says that waited in vain."""
-    return f"not all of {size} processes came together within {joining_seconds()} s: {more}"
+    """The message of a process that waited for others that did not join."""
+    return f"not all of {size} processes joined within {joining_seconds()} s: {more}"

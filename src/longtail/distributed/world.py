@@ -1,7 +1,7 @@
-"""The processes of one run: rank, size and the few exchanges between them.
+"""The processes of one run: rank, size and the few collective calls between them.
 
-Started plainly there is one process and every exchange is the identity; under `torchrun` they go
-through `torch.distributed` (nccl on GPUs, gloo elsewhere).
+Without `torchrun` there is one process, and every collective call is the identity. With `torchrun`, the calls use
+`torch.distributed` (nccl on GPUs, gloo elsewhere).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longtail.distributed.parent import end_with_parent
 from longtail.distributed.rendezvous import Rendezvous, code_fingerprint, differing
 from longtail.errors import UserError
 
-TIMEOUT = 1800  # seconds after which an exchange gives up
+TIMEOUT = 1800  # seconds after which a collective call gives up
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class World:
         return self.rank == 0
 
     def share(self, size: int) -> tuple[int, int]:
-        """First and last (exclusive) of the rows that are this process's, of so many."""
+        """This process's share of `size` rows: its first row, and its last row (exclusive)."""
         return size * self.rank // self.size, size * (self.rank + 1) // self.size
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over the processes, in place."""
         if self.size > 1:
-            # nccl alone exchanges what is on a GPU, and sums of the solvers are on the CPU.
+            # nccl works on GPU tensors only, and the sums of the solvers are on the CPU.
             away = tensor.device.type == "cpu" and dist.get_backend() == "nccl"
             exchanged = tensor.to(self.device) if away else tensor
             dist.all_reduce(exchanged)
@@ -62,12 +62,12 @@ class World:
         return values
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give the tensors of rank 0 to every process, in place."""
+        """Copy the tensors of rank 0 to every process, in place."""
         for tensor in tensors if self.size > 1 else ():
             dist.broadcast(tensor, 0)
 
     def require_alike(self, **settings: Any) -> None:
-        """An error on all processes unless they were started with the same settings."""
+        """Raise on all processes unless all were started with the same settings."""
         difference = differing(self.gather(settings))
         if difference:
             raise UserError(difference)
@@ -78,7 +78,7 @@ class World:
 
 
 def summed(tensor: Tensor) -> Tensor:
-    """Sum in place over the processes that train together, where a module is not told of its `World`."""
+    """Sum in place over the processes that train together, for modules that do not know their `World`."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
@@ -89,10 +89,10 @@ SINGLE_PROCESS = World(0, 1, torch.device("cpu"))
 
 @contextmanager
 def join(device: str = "auto") -> Iterator[World]:
-    """Join the processes `torchrun` started, if it did, and leave them at the end.
+    """Join the process group of `torchrun`, if there is one, and leave it at the end.
 
-    Where one of them fails, all stop: the error is its reason. A group that the caller has made with
-    `torch.distributed` is used as it is.
+    If one process fails, all stop with its error. A process group that the caller has already initialised is
+    used as it is.
     """
     size = number_of("WORLD_SIZE", 1)
     local_rank = number_of("LOCAL_RANK", 0, at_least=0)
@@ -104,20 +104,20 @@ def join(device: str = "auto") -> Iterator[World]:
         return
     rank, timeout = _own_rank(size), timedelta(seconds=number_of("LONGTAIL_TIMEOUT", TIMEOUT))
     end_with_parent()
-    meeting = Rendezvous(rank, size)
+    rendezvous = Rendezvous(rank, size)
     failure: Exception | None = None
     try:
-        chosen = _meet(meeting, device, local_rank, timeout)
+        chosen = _meet(rendezvous, device, local_rank, timeout)
         yield World(rank, size, chosen)
     except Exception as error:
-        failure = meeting.explain(error)
+        failure = rendezvous.explain(error)
         if failure is error:
             raise
         raise failure from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        meeting.leave(failure)
+        rendezvous.leave(failure)
 
 
 def _own_rank(size: int) -> int:
@@ -127,22 +127,24 @@ def _own_rank(size: int) -> int:
     return int(text)
 
 
-def _meet(meeting: Rendezvous, device: str, local_rank: int, timeout: timedelta) -> torch.device:
-    """Compare notes, then open the group; returns the device of this process."""
+def _meet(rendezvous: Rendezvous, device: str, local_rank: int, timeout: timedelta) -> torch.device:
+    """Check that all processes are alike, then initialise the group; returns the device of this process."""
     try:
         chosen, own = find_device(device, local_rank), code_fingerprint()
     except UserError as error:
         chosen, own = torch.device("cpu"), {"error": str(error)}
-    meeting.require_alike(own)
+    rendezvous.require_alike(own)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=meeting.store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
+    dist.init_process_group(
+        backend, store=rendezvous.store, rank=rendezvous.rank, world_size=rendezvous.size, timeout=timeout
+    )
     return chosen
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` is the fastest device there is; `cuda` means this process's own GPU."""
+    """`auto` is the fastest available device; `cuda` is this process's own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -150,7 +152,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available here; use --device cpu or auto")
+        raise UserError("no CUDA device is available; use --device cpu or auto")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", local_rank)
     return device

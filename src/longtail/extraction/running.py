@@ -11,7 +11,7 @@ from torch import nn
 
 from longtail.backbones.inference import evaluating
 from longtail.core.random_state import random_state_kept
-from longtail.distributed.presence import group_of_caller, meeting
+from longtail.distributed.presence import group_of_caller, taking_part
 from longtail.distributed.world import World, find_device
 from longtail.errors import UserError
 from longtail.networks.head import hash_of, unwrap
@@ -74,7 +74,7 @@ def running(model: nn.Module, device: str = "auto", *, shards: int = 1, alone: b
         needed = "the model is held in parts by all of them"
     with ExitStack() as stack:
         stack.enter_context(random_state_kept())
-        world = stack.enter_context(meeting(world, needed=needed))
+        world = stack.enter_context(taking_part(world, needed=needed))
         for block in (placed(inner, target, home), evaluating(inner), uncompiled(), same_weights(inner, world)):
             stack.enter_context(block)
         yield Running(inner, target, home, modes, world)
