@@ -61,7 +61,7 @@ class TrainConfig(DataConfig):
     """Order of the images, instead of the method's own: instance, class-balanced, square-root, …"""
 
     backbone: str
-    """Network: digits, resnet8/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50."""
+    """Network: digits, resnet8/14/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50."""
     weights: str | None = None
     """Start from the weights in this .safetensors or .pth file."""
     image_size: int | None = None

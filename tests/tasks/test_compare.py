@@ -1,14 +1,18 @@
 import json
+import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 import longtail
 from longtail.cli.main import main
 from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_logits
-from longtail.tasks.cells import Cell, Entry
+from longtail.tasks.cells import Cell
 from longtail.tasks.compare import images_to_see
+from longtail.tasks.entries import Entry
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, device="cpu")
 METHODS = ["softmax", "marc", "marc:gamma=0.5"]
@@ -93,6 +97,11 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
         (["softmax", "marc:gamma=abc"], "gamma must be a number"),
         (["softmax", "crt:solver=adam"], "unknown solver 'adam'"),
         (["focal:gamma=-1"], "gamma"),
+        (["marc+softmax"], "must be a stage-one method, a plus sign and a post-hoc method: cbs.marc"),
+        (["cbs+marc+halo"], "must be a stage-one method, a plus sign and a post-hoc method: cbs.marc"),
+        (["cbs+focal"], "focal trains a network of its own, so it does not go on top of cbs"),
+        (["cbs+marc:gamma=x"], "gamma must be a number"),
+        (["marc", "softmax+marc"], "marc is listed twice"),
         ([], "at least one method"),
     ],
 )
@@ -144,6 +153,49 @@ def test_progress_of_training_is_read_from_the_runs(compared):
     cell = Cell(Entry.of("softmax"), 0, SHORT, 1, out)
     assert cell.images_seen() == images_to_see(SHORT, [cell.entry], [cell])
     assert replace(cell, seed=7).images_seen() == 0
+
+
+def test_every_stage_one_network_is_calibrated_as_by_hand(tmp_path):
+    """All our networks end in a linear layer, so nothing is left out: the cell is what the folded network says."""
+    from longtail.extraction.run import Extractor
+    from longtail.methods import TRAIN_METHODS
+    from longtail.networks.head import head_of
+
+    config = replace(SHORT, epochs=None, iterations=30)
+    methods = [name for first in TRAIN_METHODS for name in (first, f"{first}+marc", f"{first}+halo")]
+    found = {result["method"]: result for result in longtail.compare(config, methods, tmp_path, seeds=(0,))}
+    assert len(found) == 3 * len(TRAIN_METHODS)
+    for first in TRAIN_METHODS:
+        extractor = Extractor(longtail.Run.open(tmp_path / "runs" / f"{first}-seed0"))
+        train, validation, test = (
+            extractor.outputs(split, views=views) for split, views in (("train", 1), ("validation", 0), ("test", 0))
+        )
+        for name, method in (("marc", longtail.MARC()), ("halo", longtail.HALO())):
+            layer = method.fit(train, validation=validation).head(head_of(extractor.model))
+            logits = layer(torch.from_numpy(np.array(test.features))).detach().numpy()
+            label = name if first == "softmax" else f"{first}+{name}"
+            cell = found[label]
+            assert (cell["stage_one"], cell["model"]) == (first, extractor.run.model_identity)
+            by_hand = evaluate_logits(logits, test.labels, extractor.run.group_counts)
+            assert cell["metrics"]["nll"] == pytest.approx(by_hand.nll, rel=1e-3)
+            assert cell["metrics"]["balanced"] == pytest.approx(by_hand.balanced, abs=0.01)
+
+
+def test_a_network_that_nobody_asked_to_compare_is_trained_first(tmp_path):
+    (result,) = longtail.compare(replace(SHORT, epochs=1), ["cbs+logit-adjustment:tau=1e+0"], tmp_path, seeds=(0,))
+    assert result["method"] == "cbs+logit-adjustment-tau=1e+0"
+    assert result["title"] == "Class-balanced sampling + Logit adjustment (tau 1e+0)"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["cbs-seed0"]
+
+
+def test_cells_without_their_runs_are_enough_for_a_table(compared, tmp_path, monkeypatch):
+    out, results = compared
+    shutil.copytree(out / "cells", tmp_path / "cells")
+    monkeypatch.setattr("longtail.tasks.cells.train", None)
+    elsewhere = replace(SHORT, root="/somewhere/else", workers=7)
+    again = longtail.compare(elsewhere, METHODS, tmp_path, seeds=(0, 1))
+    assert [cell["metrics"] for cell in again] == [cell["metrics"] for cell in results]
+    assert not any("/" in str(result["identity"]) for result in results)  # no path of a machine
 
 
 def test_settings_of_a_single_run_are_refused(capsys, tmp_path):

@@ -35,6 +35,8 @@ def make(tmp_path, data="digits"):
                     "method": method,
                     "title": title,
                     "family": family,
+                    "stage_one": "softmax",
+                    "model": f"network of seed {seed}",
                     "seed": seed,
                     "metrics": metrics,
                     "class_counts": [40, 30, 20, 10],
@@ -165,3 +167,24 @@ def test_results_of_different_data_sets_are_not_mixed(tmp_path):
         summarise(results, tmp_path)
     with pytest.raises(UserError, match="no results"):
         summarise([], tmp_path)
+
+
+def test_methods_on_different_networks_of_one_seed_are_not_compared(tmp_path):
+    results = make(tmp_path)
+    results[-1]["model"] = "trained again"
+    with pytest.raises(UserError, match="softmax and lws of seed 2 are of different networks"):
+        summarise(results, tmp_path)
+
+
+def test_a_method_on_top_of_another_is_compared_with_it(tmp_path):
+    results = make(tmp_path)
+    for result in results:
+        if result["method"] == "lws":  # becomes a network of its own, and MARC stands on it
+            result["stage_one"], result["model"] = "lws", f"other network of seed {result['seed']}"
+        if result["method"] == "marc":
+            result["stage_one"], result["model"] = "lws", f"other network of seed {result['seed']}"
+    rows = {row.method: row for row in summarise(results, tmp_path)}
+    own = rows["marc"].scores["balanced"].value - rows["lws"].scores["balanced"].value
+    assert rows["marc"].against["lws"].value == pytest.approx(own)
+    assert "| vs its stage one |" in markdown(list(rows.values()), "")
+    assert "vs its stage one" not in markdown(summarise(make(tmp_path), tmp_path), "")

@@ -35,6 +35,7 @@ class Backbone(Protocol):
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "digits": DigitsNet,
     "resnet8": partial(CifarResNet, 8),
+    "resnet14": partial(CifarResNet, 14),
     "resnet20": partial(CifarResNet, 20),
     "resnet32": partial(CifarResNet, 32),
     "resnet44": partial(CifarResNet, 44),

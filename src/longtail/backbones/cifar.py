@@ -41,7 +41,7 @@ class CifarResNet(nn.Module):
     """Images (N, in_channels, H, W) to features (N, 64).
 
     Args:
-        depth: 6n + 2 layers: 8, 20, 32, 44, 56, …
+        depth: 6n + 2 layers: 8, 14, 20, 32, 44, 56, …
         in_channels: 3 for colour images, 1 for grey ones.
     """
 
@@ -50,7 +50,7 @@ class CifarResNet(nn.Module):
     def __init__(self, depth: int, in_channels: int = 3) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 32, …), not {depth}")
+            raise ValueError(f"a CIFAR ResNet has 6n + 2 layers (8, 14, 20, …), not {depth}")
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)

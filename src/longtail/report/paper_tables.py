@@ -56,10 +56,11 @@ def _paper(recipe: str, method: str, score: str) -> str:
 def trains(label: str) -> str:
     """What a method of a comparison trains in stage two, by its label.
 
-    >>> trains("marc-solver=sgd"), trains("softmax")
-    ('2K', 'network')
+    >>> trains("marc-solver=sgd"), trains("cbs+marc"), trains("softmax")
+    ('2K', '2K', 'network')
     """
-    found = [name for name in POSTHOC_METHODS if label == name or label.startswith(f"{name}-")]
+    last = label.rpartition("+")[2]
+    found = [name for name in POSTHOC_METHODS if last == name or last.startswith(f"{name}-")]
     return POSTHOC_METHODS[max(found, key=len)].trains if found else "network"
 
 

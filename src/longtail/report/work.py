@@ -11,8 +11,9 @@ from longtail.data.open import open_splits
 from longtail.errors import UserError
 from longtail.report.paper import NUMBERS, Item
 from longtail.runs.folder import Run
-from longtail.tasks.cells import BASE, Cell, Result
+from longtail.tasks.cells import Cell, Result
 from longtail.tasks.compare import compare
+from longtail.tasks.entries import BASE
 from longtail.tasks.tables import Row, summarise, write_tables
 
 
@@ -63,7 +64,7 @@ class Work:
 
     def run(self, recipe: str, seed: int) -> Run:
         """The Softmax run of a recipe."""
-        return Run.open(Cell(BASE, seed, self.configs[recipe], 1, self.out / recipe).run_folder(BASE))
+        return Run.open(Cell(BASE, seed, self.configs[recipe], 1, self.out / recipe).run_folder)
 
 
 def require_data(work: Work) -> None:

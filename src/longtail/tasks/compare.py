@@ -1,6 +1,7 @@
 """A data set, methods and seeds: the grid of runs behind a table.
 
-All decision-boundary methods of one seed calibrate the same stage-one model; all stage-one methods
+All post-hoc methods on one stage-one method and seed calibrate the same network (softmax's, or that of the
+method named before the plus sign: `balanced-softmax+marc`); all stage-one methods
 take the same number of optimiser steps, each with the batch its authors draw per stream of images.
 Settings are chosen on the validation split, never on test. A cell that is done is not done again;
 one that was interrupted goes on.
@@ -21,7 +22,8 @@ from longtail.data.open import open_splits
 from longtail.errors import UserError, whole_number
 from longtail.metrics.table import SCORES
 from longtail.posthoc.base import PostHoc
-from longtail.tasks.cells import BASE, Cell, Entry, Result, run_cell
+from longtail.tasks.cells import Cell, Result, run_cell
+from longtail.tasks.entries import Entry
 from longtail.training.defaults import recipe_for
 from longtail.training.plan import Plan
 
@@ -44,7 +46,8 @@ def compare(
     Args:
         config: the stage-one training run, the name of a recipe, or the path of images (see `recipe_for`); its method
             and seed are replaced.
-        methods: names, with options as in `marc:solver=sgd`, or post-hoc methods themselves.
+        methods: names, with options as in `marc:solver=sgd`; a post-hoc method calibrates the network of softmax, or
+            of the stage-one method before a plus sign: `cbs+marc`. Or post-hoc methods themselves.
         out: folder of the comparison.
         seeds: each cuts its own tail and validation split and starts from its own weights.
         views: augmented passes that post-hoc methods are fitted on.
@@ -59,11 +62,9 @@ def compare(
     cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
     waiting = [cell for cell in cells if cell.read() is None]
     display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done already")
-    # Stage two waits for the stage-one models it calibrates.
-    needed = {cell.seed for cell in waiting if cell.entry.stage == 2}
-    have = {cell.seed for cell in cells if cell.entry == BASE}
-    first = [cell for cell in waiting if cell.entry.stage == 1]
-    first += [Cell(BASE, seed, config, views, Path(out)) for seed in sorted(needed - have)]
+    # Stage two waits for the stage-one models it calibrates, also for those that nobody asked to be compared.
+    trained = {cell.run_folder: cell.stage_one for cell in waiting}
+    first = [cell for cell in trained.values() if cell in waiting or not cell.is_trained]
     second = [cell for cell in waiting if cell.entry.stage == 2]
     if first:
         total = images_to_see(config, entries, first)

@@ -17,6 +17,7 @@ from longtail.errors import UserError
 from longtail.metrics.intervals import FEWEST_SEEDS, Interval, over_seeds, paired_difference
 from longtail.metrics.table import MAIN_SCORES, SCORES, Score
 from longtail.tasks.cells import Result, read_predictions
+from longtail.tasks.entries import BASE
 
 FAMILIES = {
     "standard": "Standard training",
@@ -29,6 +30,7 @@ FAMILIES = {
 }
 # Method → what the column of differences from it is called.
 REFERENCES = {"softmax": "vs Softmax", "marc": "vs MARC"}
+VS_STAGE_ONE = "vs its stage one"  # the same for methods on top of another network than Softmax's
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,11 @@ class Row:
         method: name for files.
         title: name in tables.
         family: kind of method.
+        stage_one: method that trained the network; itself, or the one it calibrates.
         seeds: which.
         scores: mean over the seeds with its interval, by score.
         values: the seeds' own values, by score.
-        against: difference of balanced accuracy from each reference.
+        against: difference of balanced accuracy from each reference, and from the stage-one method it calibrates.
         differences: the seeds' own differences.
         steps: optimiser steps of stage one.
         images: images that stage one has seen.
@@ -53,6 +56,7 @@ class Row:
     method: str
     title: str
     family: str
+    stage_one: str
     seeds: list[int]
     scores: dict[str, Interval | None]
     values: dict[str, list[float | None]]
@@ -69,6 +73,7 @@ def summarise(results: Sequence[Result], cells: Path) -> list[Row]:
     if not results:
         raise UserError("there are no results to summarise")
     _require_one_data_set(results)
+    _require_one_network(results)
     correct: dict[str, dict[int, np.ndarray]] = {}
     for result in results:
         predictions, labels = read_predictions(cells / f"{result['method']}-seed{result['seed']}.npz")
@@ -83,7 +88,7 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
     values = {name: [result["metrics"].get(name) for result in own] for name in SCORES}
     hits = np.stack([correct[method][result["seed"]] for result in own])
     against, differences = {}, {}
-    for reference in REFERENCES:
+    for reference in dict.fromkeys([*REFERENCES, first["stage_one"]]):
         theirs = correct.get(reference, {})
         if reference == method or not all(result["seed"] in theirs for result in own):
             continue
@@ -95,6 +100,7 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
         method=method,
         title=first["title"],
         family=first["family"],
+        stage_one=first["stage_one"],
         seeds=[result["seed"] for result in own],
         scores={name: _over_seeds(known) for name, known in values.items()},
         values=values,
@@ -120,6 +126,18 @@ def _require_one_data_set(results: Sequence[Result]) -> None:
     if len({data(result) for result in results}) > 1:
         found = sorted({f"{data(result)[0]} x {data(result)[2]:g}" for result in results})
         raise UserError(f"results of different data sets do not go into one table: {', '.join(found)}")
+
+
+def _require_one_network(results: Sequence[Result]) -> None:
+    """Post-hoc methods on one stage-one method and seed are compared on one network."""
+    known: dict[tuple[str, int], Result] = {}
+    for result in results:
+        first = known.setdefault((result["stage_one"], result["seed"]), result)
+        if first["model"] != result["model"]:
+            raise UserError(
+                f"{first['method']} and {result['method']} of seed {result['seed']} are of different networks: stage "
+                "one was trained again in between; remove the cells of one of them and compare again"
+            )
 
 
 def write_tables(rows: list[Row], results: Sequence[Result], folder: Path, caption: str) -> list[Path]:
@@ -184,7 +202,9 @@ def _settings(row: Row) -> str:
 
 def markdown(rows: list[Row], caption: str) -> str:
     """Families as in the paper; best bold, second underlined; below, the seeds' own values."""
+    on_top = any(row.stage_one not in (BASE.label, row.method) for row in rows)
     columns = ["Method", *(score.heading for score in SCORES.values()), *REFERENCES.values()]
+    columns += [VS_STAGE_ONE] if on_top else []
     columns += ["Steps", "Images seen", "Stage two"]
     lines = [caption, "", "| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 2) + "---|"]
     best = {name: ranks(rows, score) for name, score in SCORES.items()}
@@ -199,6 +219,7 @@ def markdown(rows: list[Row], caption: str) -> str:
             for name, score in SCORES.items()
         ]
         cells += [show_difference(row.against.get(reference)) for reference in REFERENCES]
+        cells += [show_difference(row.against.get(row.stage_one))] if on_top else []
         lines.append("| " + " | ".join([row.title, *cells, f"{row.steps:,}", f"{row.images:,}", _settings(row)]) + " |")
     return "\n".join([*lines, "", *notes(rows), "", *_seed_values(rows)]) + "\n"
 

@@ -17,11 +17,11 @@ HELP = """Compare methods on one data set over several seeds.
 
 longtail compare DATA --methods NAME … --out FOLDER [OPTIONS]
 
-Every decision-boundary method of a seed calibrates the same softmax model; every stage-one method sees
-the same number of images. Cells that are done are not done again: the same command goes on after an
-interruption, and adding methods or seeds costs only the new cells. Options of a method are written
-name:option=value. DATA (a recipe, or the path of images), --config and all settings of training are
-those of `longtail train`.
+Every decision-boundary method of a seed calibrates the same softmax model, or that of the stage-one method
+before a plus sign: balanced-softmax+marc. Every stage-one method takes the same number of steps. Cells that are
+done are not done again: the same command goes on after an interruption, and adding methods or seeds costs only
+the new cells. Options of a method are written name:option=value. DATA (a recipe, or the path of images), --config
+and all settings of training are those of `longtail train`.
 
 Leaves results.csv (tidy), results.json, table.md and table.tex in FOLDER.
 
@@ -37,7 +37,7 @@ class Compare(Output):
 
     settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     methods: tuple[str, ...]
-    """Methods, as `longtail methods` lists them; options as in marc:solver=sgd."""
+    """Methods, as `longtail methods` lists them; options as in marc:solver=sgd; marc on cbs is cbs+marc."""
     out: Path
     """Folder of the comparison; made if it does not exist."""
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -1,0 +1,131 @@
+"""What a comparison compares, as people write it: `softmax`, `marc`, `marc:solver=sgd`, `balanced-softmax+marc`.
+
+A stage-one method trains a network. A post-hoc method calibrates one: that of softmax, or of the stage-one
+method before the plus sign.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from longtail.backbones import build_backbone
+from longtail.errors import UserError, choose
+from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, PostHocMethod, TrainMethod, build_posthoc, describe_posthoc
+from longtail.posthoc.base import PostHoc
+from longtail.runs.folder import Run, build_posthoc_for
+
+PLUS = re.compile(r"\+(?=[a-z])")  # 1e+5 is a number
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of the comparison with its options.
+
+    Args:
+        name: in `longtail methods`, or of the class of somebody's own method.
+        options: as text.
+        own: a post-hoc method that is not in the table.
+        base: the stage-one method whose network a post-hoc method calibrates; None for softmax.
+    """
+
+    name: str
+    options: tuple[tuple[str, str], ...] = ()
+    own: PostHoc | None = None
+    base: Entry | None = None
+
+    @classmethod
+    def of(cls, method: str | PostHoc) -> Entry:
+        """Read an entry; names, options and values that cannot be are refused now, not after hours of training."""
+        if not isinstance(method, str):
+            method.check_settings()
+            return cls._of_object(method)
+        first, *more = PLUS.split(method)
+        entry = cls._of_words(first)
+        if not more:
+            return entry
+        if len(more) > 1 or entry.stage != 1:
+            raise UserError(f"{method!r} must be a stage-one method, a plus sign and a post-hoc method: cbs+marc")
+        second = cls._of_words(more[0])
+        if second.stage != 2:
+            raise UserError(f"{second.name} trains a network of its own, so it does not go on top of {entry.name}")
+        return second if entry == BASE else cls(second.name, second.options, base=entry)
+
+    @classmethod
+    def _of_words(cls, words: str) -> Entry:
+        name, _, rest = words.partition(":")
+        choose("method", name, (*TRAIN_METHODS, *POSTHOC_METHODS))
+        pairs = []
+        for item in filter(None, rest.split(",")):
+            option, equals, value = item.partition("=")
+            if not equals:
+                raise UserError(f"options of a method are written name=value, found {item!r} in {words!r}")
+            pairs.append((option, value))
+        entry = cls(name, tuple(pairs))
+        if entry.stage == 2:
+            entry.build().check_settings()
+        else:
+            with torch.random.fork_rng(devices=()):  # on a toy, for its checks
+                TRAIN_METHODS[name].build(build_backbone("digits", 1), torch.tensor([90, 9, 3]), dict(pairs))
+        return entry
+
+    @classmethod
+    def _of_object(cls, method: PostHoc) -> Entry:
+        _, name = describe_posthoc(method)
+        usual = type(method)().get_params()
+        changed = tuple((key, str(value)) for key, value in method.get_params().items() if value != usual[key])
+        return cls(name, changed, method)
+
+    def build(self, run: Run | None = None) -> PostHoc:
+        """The post-hoc method, not fitted; with a run, as stage two is on its data."""
+        if self.own is not None:
+            from sklearn.base import clone
+
+            return clone(self.own)
+        if run is None:
+            return build_posthoc(self.name, dict(self.options))
+        return build_posthoc_for(run, self.name, dict(self.options))
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether a setting is chosen, or the whole method fitted, on held-out images."""
+        return self.stage == 2 and self.build().needs_validation
+
+    @property
+    def stage(self) -> int:
+        return 1 if self.own is None and self.name in TRAIN_METHODS else 2
+
+    @property
+    def stage_one(self) -> Entry:
+        """What trains the network."""
+        return self if self.stage == 1 else self.base or BASE
+
+    @property
+    def streams(self) -> int:
+        """Streams of images that a step of training draws a batch from."""
+        return len(TRAIN_METHODS[self.stage_one.name].samplers)
+
+    @property
+    def label(self) -> str:
+        """Name for files and tables."""
+        own = "-".join([self.name, *(f"{name}={value}" for name, value in self.options)])
+        return f"{self.base.label}+{own}" if self.base else own
+
+    @property
+    def _known(self) -> TrainMethod | PostHocMethod:
+        return TRAIN_METHODS[self.name] if self.stage == 1 else describe_posthoc(self.build())[0]
+
+    @property
+    def title(self) -> str:
+        shown = ", ".join(f"{name} {value}" for name, value in self.options)
+        own = f"{self._known.title} ({shown})" if shown else self._known.title
+        return f"{self.base.title} + {own}" if self.base else own
+
+    @property
+    def family(self) -> str:
+        return self._known.family
+
+
+BASE = Entry("softmax")
