@@ -23,22 +23,29 @@ help:
 	@echo "make docs     build the documentation site in site/"
 	@echo "make clean    remove $(VENV), $(DEMO_VENV), caches and the demo's files"
 
+PIP_INSTALL = pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+
 # $(call environment,FOLDER,WHAT): a new environment with WHAT in it.
 define environment
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "longtail needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '$(2)'
-	@touch $(1)/.ready
+	$(1)/bin/$(PIP_INSTALL) --editable '$(2)'
 endef
 
 install: $(READY)
 
+# timm and torchvision stand in a folder of their own, which tests alone look into: PyPI's torchvision is built for CUDA,
+# and beside a torch for the CPU it would keep every library that looks for it from being imported.
 $(READY): pyproject.toml constraints.txt
 	$(call environment,$(VENV),.[dev])
+	$(BIN)/$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/vision torchvision timm \
+		|| echo "torchvision and timm could not be installed: their tests are skipped"
+	@touch $@
 
 # The demo needs the library and its report alone, a fraction of what development needs.
 $(DEMO_READY): pyproject.toml constraints.txt
 	$(call environment,$(DEMO_VENV),.[report])
+	@touch $@
 
 # The network is tiny: more threads would only wait for each other.
 demo: export OMP_NUM_THREADS = 1

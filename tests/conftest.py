@@ -11,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import runpy
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -23,8 +24,9 @@ from filelock import FileLock
 from hypothesis import settings
 
 HERE = Path(__file__).resolve().parent
-TORCHVISION = HERE / "torchvision_operators"
-DECLARATIONS = runpy.run_path(str(TORCHVISION / "sitecustomize.py"))  # before anything imports torchvision
+# timm and torchvision, where `make install` puts them; found before anything asks for torchvision.
+sys.path.append(str(Path(sys.prefix) / "vision"))
+DECLARATIONS = runpy.run_path(str(HERE / "torchvision_operators.py"))
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("tests", deadline=None)

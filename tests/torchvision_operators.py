@@ -1,7 +1,7 @@
 """Operators that a torchvision wheel built for another torch lacks, declared while it is imported.
 
 Without them `import torchvision` fails, and with it timm and transformers, although their networks never use them.
-`conftest.py` loads this file; programs that tests start find it through PYTHONPATH, as Python's own `sitecustomize`.
+`conftest.py` runs this file; the library does not.
 """
 
 import importlib.abc
