@@ -69,7 +69,7 @@ class ResizeCenterCrop:
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
         side = min(picture.size) * 7 / 8
         left, top = (picture.width - side) / 2, (picture.height - side) / 2
-        return picture.resize((self.size, self.size), BILINEAR, (left, top, left + side, top + side))
+        return _resized(picture, self.size, (left, top, left + side, top + side))
 
 
 @dataclass(frozen=True)
@@ -86,5 +86,15 @@ class Resize:
         )
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
-        square = (self.size, self.size)
-        return picture if picture.size == square else picture.resize(square, BILINEAR)
+        return _resized(picture, self.size, (0, 0, *picture.size))
+
+
+def _resized(picture: Image.Image, size: int, box: tuple[float, float, float, float]) -> Image.Image:
+    """A window of a picture as a square, rows before columns.
+
+    Pillow 13 and later take the columns of tall pictures first and round otherwise, by one level of 255; in two calls
+    every version gives the same pixels.
+    """
+    left, top, right, bottom = box
+    narrow = picture.resize((size, picture.height), BILINEAR, (left, 0, right, picture.height))
+    return narrow.resize((size, size), BILINEAR, (0, top, size, bottom))

@@ -28,25 +28,37 @@ class Exported:
 
 
 # Format → how a run folder is written to a path: (largest difference from torch's logits, what to say).
-FORMATS: dict[str, Callable[[Path, Path], tuple[float | None, str]]] = {
+FORMATS: dict[str, Callable[..., tuple[float | None, str]]] = {
     "onnx": write_onnx,
     "torch-export": write_program,
     "safetensors": write_package,
     "npz": write_npz_head,
     "json": write_json_head,
 }
+GRAPHS = ("onnx", "torch-export")  # those that hold the network, so that preprocessing can be a part of it
 
 
-def export(run: Path | str, out: Path | str, format: str = "onnx", *, overwrite: bool = False) -> Exported:
+def export(
+    run: Path | str,
+    out: Path | str,
+    format: str = "onnx",
+    *,
+    with_preprocessing: bool = False,
+    overwrite: bool = False,
+) -> Exported:
     """Write a finished run, plain or calibrated, for another program.
 
     Args:
         run: folder of a run; for `npz` and `json` also a folder that `longtail calibrate FILE` wrote.
         out: the file to write; for `safetensors` a folder.
         format: onnx, torch-export, safetensors, npz or json.
+        with_preprocessing: for `onnx` and `torch-export`: the file takes pictures of any size, (N, H, W, 3) uint8, and
+            resizes them itself, to the same pixels as this library.
         overwrite: replace what is there.
     """
     writer = FORMATS[choose("format", format, FORMATS)]
+    if with_preprocessing and format not in GRAPHS:
+        raise UserError(f"preprocessing can be put into {' and '.join(GRAPHS)} files, not into {format}")
     source, target = Path(run), Path(out)
     if format == "safetensors" and target.resolve() == source.resolve():
         raise UserError(f"{target} is the run itself; choose another --out")
@@ -55,4 +67,5 @@ def export(run: Path | str, out: Path | str, format: str = "onnx", *, overwrite:
     if target.exists() and target.is_dir() != (format == "safetensors"):
         kind = "folder" if format == "safetensors" else "file"
         raise UserError(f"the format {format} is a {kind} and {target} is not; choose another --out")
-    return Exported(format, target, *writer(source, target))
+    options = {"with_preprocessing": True} if with_preprocessing else {}
+    return Exported(format, target, *writer(source, target, **options))

@@ -163,7 +163,8 @@ print(found.names, found.probabilities)  # pictures are prepared inside
 
 To run the network alone: `model.network(images)` takes images (N, {channels}, {side}, {side}) to logits
 (N, {len(run.class_names)}). Prepare pictures so: {in_words(run)}; subtract the mean {mean}; divide by {std}.
-`longtail export` makes ONNX and `torch.export` files that hold the normalisation too."""
+`longtail export` makes ONNX and `torch.export` files that hold the normalisation too, and with
+`--with-preprocessing` the resizing."""
 
 
 def _classes(run: Run) -> str:

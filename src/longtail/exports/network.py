@@ -1,4 +1,4 @@
-"""The network as others run it: plain layers, pixels from 0 to 1 in, logits out, any number of images at once."""
+"""The network as others run it: plain layers, images in, logits out, any number of images at once."""
 
 from __future__ import annotations
 
@@ -6,33 +6,52 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
+from longtail.data.images import Decode, as_array
 from longtail.data.open import image_side, statistics
 from longtail.errors import UserError
+from longtail.exports.preparation import Preparation
 from longtail.runs.folder import Run
-from longtail.runs.prediction import in_words
+from longtail.runs.prediction import UPRIGHT, in_words, resizing
 
 TOLERANCE = 1e-4
 CHECKED_BATCHES = (1, 2, 5)
+CHECKED_SIDES = (
+    1.0,
+    0.6,
+    2.7,
+)  # of the pictures that a file with preprocessing is compared on, in sides of the network
 
 
 class Deployed(nn.Module):
-    """Images (N, C, H, W) from 0 to 1 to logits (N, K): normalisation is inside, so nobody can forget it."""
+    """Images (N, C, H, W) from 0 to 1 to logits (N, K): normalisation is inside, so nobody can forget it.
+
+    With a `preparation` it takes pictures (N, H, W, 3) uint8 of any size instead.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        preparation: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.network = network
+        self.preparation = preparation or nn.Identity()
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network((images - self.mean) / self.std)
+        return self.network((self.preparation(images) - self.mean) / self.std)
 
 
 @dataclass(frozen=True)
@@ -42,17 +61,24 @@ class Deployment:
     network: Deployed
     shape: tuple[int, int, int]
     details: dict[str, Any]
+    decode: Decode | None = None  # how the library resizes pictures, if the network does so itself
 
     @classmethod
-    def of_run(cls, run: Run) -> Deployment:
+    def of_run(cls, run: Run, with_preprocessing: bool = False) -> Deployment:
         model = run.load_model().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         _make_plain(model)
         side = image_side(run.config)
         shape = (run.channels, side, side)
+        if with_preprocessing:
+            takes = "pictures (N, H, W, 3), uint8, RGB, of any height and width"
+            left = f"{UPRIGHT}; convert to RGB; resizing and normalisation are inside the network"
+        else:
+            colour = ", RGB" if run.channels == 3 else ""
+            takes = f"images (N, {run.channels}, {side}, {side}), float32, pixels from 0 to 1{colour}"
+            left = f"{in_words(run)}; normalisation is inside the network"
         details = {
-            "input": f"images (N, {shape[0]}, {side}, {side}), float32, pixels from 0 to 1"
-            + (", RGB" if shape[0] == 3 else ""),
-            "preprocessing": f"{in_words(run)}; normalisation is inside the network",
+            "input": takes,
+            "preprocessing": left,
             "output": f"logits (N, {len(run.class_names)})",
             "class_names": run.class_names,
             "method": run.config.method,
@@ -60,30 +86,53 @@ class Deployment:
             "longtail": run.record.versions["longtail"],
             "model": run.model_identity,
         }
-        return cls(Deployed(model, *statistics(run.config.data)).eval(), shape, details)
+        decode = resizing(run) if with_preprocessing else None
+        preparation = Preparation(decode, run.channels) if decode else None
+        network = Deployed(model, *statistics(run.config.data), preparation).eval()
+        return cls(network, shape, details, decode)
 
     @property
-    def preparation(self) -> str:
+    def instructions(self) -> str:
         """What has to be done to a picture first, for whoever exports."""
         return f"prepare pictures so: {self.details['preprocessing']}"
 
-    def images(self, count: int) -> Tensor:
-        """Random images, the same every time."""
-        return torch.rand(count, *self.shape, generator=torch.Generator().manual_seed(count))
+    def images(self, count: int, sides: float = 1.0) -> Tensor:
+        """Random images, the same every time; `sides` times as high as the network's, and a little wider."""
+        random = torch.Generator().manual_seed(count)
+        if self.decode is None:
+            return torch.rand(count, *self.shape, generator=random)
+        height = max(int(self.decode.size * sides), 2)
+        size = (count, height, height + height // 3, 3)
+        return torch.randint(0, 256, size, dtype=torch.uint8, generator=random)
+
+    @property
+    def free(self) -> dict[str, dict[int, torch.export.Dim]]:
+        """The axes whose extent is not fixed: the number of images, and the size of pictures."""
+        names = ("batch",) if self.decode is None else ("batch", "height", "width")
+        return {"images": {axis: torch.export.Dim(name) for axis, name in enumerate(names)}}
 
     def program(self) -> torch.export.ExportedProgram:
-        """The traced network; the number of images stays free."""
+        """The traced network."""
         with torch.no_grad():
-            batch = torch.export.Dim("batch")
-            return torch.export.export(self.network, (self.images(2),), dynamic_shapes={"images": {0: batch}})
+            return torch.export.export(self.network, (self.images(2),), dynamic_shapes=self.free)
+
+    def expected(self, images: Tensor) -> Tensor:
+        """The logits of this library: pictures are resized by Pillow."""
+        if self.decode is None:
+            return self.network(images)
+        mode = "L" if self.shape[0] == 1 else "RGB"
+        pictures = [Image.fromarray(image).convert(mode) for image in images.numpy()]
+        pixels = np.stack([as_array(self.decode(picture, np.zeros(0))) for picture in pictures])
+        scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+        return self.network.network((scaled - self.network.mean) / self.network.std)
 
     def compare(self, other: Callable[[Tensor], Any], what: str) -> float:
         """The largest difference between the logits of a written network and ours; too large a one is an error."""
         largest = 0.0
-        for count in CHECKED_BATCHES:
-            images = self.images(count)
+        for count, sides in zip(CHECKED_BATCHES, CHECKED_SIDES, strict=True):
+            images = self.images(count, sides)
             with torch.no_grad():
-                ours, theirs = self.network(images), torch.as_tensor(other(images))
+                ours, theirs = self.expected(images), torch.as_tensor(other(images))
             largest = max(largest, float((ours - theirs).abs().max()))
             if not torch.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE):
                 raise UserError(

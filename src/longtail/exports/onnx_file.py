@@ -23,18 +23,18 @@ from longtail.runs.folder import Run
 INSTALL = "pip install 'longtail[export]'"
 
 
-def write_onnx(source: Path, out: Path) -> tuple[float | None, str]:
+def write_onnx(source: Path, out: Path, with_preprocessing: bool = False) -> tuple[float | None, str]:
     """Write the file and compare its logits with torch's, where onnxruntime is installed."""
     for package in ("onnx", "onnxscript"):
         if not _installed(package):
             raise UserError(f"ONNX needs {package}: {INSTALL}")
-    deployment = Deployment.of_run(Run.open(source))
+    deployment = Deployment.of_run(Run.open(source), with_preprocessing)
     with replacing(out) as temporary:
         _convert(deployment).save(temporary)
         if not _installed("onnxruntime"):
             return None, f"not checked, because onnxruntime is not installed: {INSTALL}"
         difference = deployment.compare(_runner(temporary), "ONNX file")
-    return difference, f"input 'images': {deployment.details['input']}; output 'logits'; {deployment.preparation}"
+    return difference, f"input 'images': {deployment.details['input']}; output 'logits'; {deployment.instructions}"
 
 
 def _installed(package: str) -> bool:
@@ -48,7 +48,12 @@ def _convert(deployment: Deployment) -> Any:
     with _quiet(), torch.no_grad():
         program = deployment.program().run_decompositions(_decompositions())
         converted = torch.onnx.export(
-            program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+            program,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=deployment.free,
+            dynamo=True,
+            verbose=False,
         )
     assert converted is not None
     for name, value in deployment.details.items():

@@ -16,7 +16,7 @@ from longtail.backbones.inference import BATCH
 from longtail.core.progress import Display
 from longtail.data import loading
 from longtail.data.augment import Transform, clean_transform
-from longtail.data.decode import Resize
+from longtail.data.decode import Resize, as_rgb
 from longtail.data.images import Decode, DecodedImages, Images, MemoryImages, as_array
 from longtail.data.new_images import find_images
 from longtail.data.open import image_side, statistics
@@ -25,6 +25,7 @@ from longtail.errors import UserError
 from longtail.runs.folder import Run
 
 NOTHING = np.zeros(0)  # no random numbers
+UPRIGHT = "turn upright as its EXIF data say"
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,25 @@ class Grey:
         return self.sized(picture.convert("L"), numbers)
 
 
+def resizing(run: Run) -> Decode:
+    """How a test picture gets the size that the network of a run takes."""
+    return _clean(run).decode or Resize(image_side(run.config))
+
+
 def preprocessing(run: Run) -> Transform:
     """How test images are shown to the network of a run, whatever their size and mode."""
-    config = run.config
-    clean = clean_transform(config.augment, *statistics(config.data), image_size=config.image_size)
-    decode = clean.decode or Resize(image_side(config))
-    return replace(clean, decode=Grey(decode) if run.channels == 1 else decode)
+    decode = resizing(run)
+    return replace(_clean(run), decode=Grey(decode) if run.channels == 1 else decode)
+
+
+def _clean(run: Run) -> Transform:
+    return clean_transform(run.config.augment, *statistics(run.config.data), image_size=run.config.image_size)
 
 
 def in_words(run: Run) -> str:
     """How a picture becomes pixels from 0 to 1 that an exported network takes."""
-    decode = preprocessing(run).decode
-    sized = decode.sized if isinstance(decode, Grey) else decode
     colour = "shades of grey" if run.channels == 1 else "RGB"
-    return f"convert to {colour}; {sized}; divide by 255"
+    return f"{UPRIGHT}; convert to {colour}; {resizing(run)}; divide by 255"
 
 
 class Predictor:
@@ -184,7 +190,7 @@ def _several(images: Any) -> Sequence[Any]:
 def _picture(image: Any, place: int) -> Image.Image:
     """A picture of three colours, of what was given."""
     if isinstance(image, Image.Image):
-        return image.convert("RGB")
+        return _as_rgb(image, place)
     array = np.asarray(image)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
         raise UserError(
@@ -192,6 +198,13 @@ def _picture(image: Any, place: int) -> Image.Image:
             "(H, W, 3), a picture of Pillow, or a path"
         )
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
+
+
+def _as_rgb(picture: Image.Image, place: int) -> Image.Image:
+    try:
+        return as_rgb(picture)
+    except (OSError, ValueError) as error:
+        raise UserError(f"image {place} cannot be used: {error}") from error
 
 
 def _name(images: Images, place: int) -> str:
