@@ -283,7 +283,7 @@ def test_what_does_not_fold_is_refused_and_can_be_attached(family, method, digit
 
 def test_methods_with_a_layer_of_their_own_need_one_linear_layer(digits):
     images, labels = digits
-    with pytest.raises(UserError, match="takes the place of one linear layer"):
+    with pytest.raises(UserError, match="replaces one linear layer"):
         longtail.calibrate(TwoHeads(), [(images, labels)], DisAlign(max_iter=2), device="cpu")
     with pytest.raises(UserError, match="DisAlign needs the features .* score of Tokens sees something else"):
         longtail.calibrate(Tokens(), [(images, labels)], DisAlign(), device="cpu")
@@ -323,5 +323,7 @@ def test_cosine_similarities_have_no_layer(digits):
             return 16 * F.linear(F.normalize(self.features(x)), F.normalize(self.vectors))
 
     images, labels = digits
-    with pytest.raises(UserError, match=r"no linear layer or convolution of ByHand makes its answer \(32, 10\)"):
+    with pytest.raises(
+        UserError, match=r"no linear layer or convolution of ByHand produces its output of shape \(32, 10\)"
+    ):
         longtail.calibrate(ByHand(), [(images, labels)], device="cpu")

@@ -81,7 +81,7 @@ def test_every_layer_of_several_is_named():
 
 def test_adapters_are_not_taken_for_the_head():
     assert find_head(WithAdapter()) == "top"
-    with pytest.raises(UserError, match=r"no head to fold into: top \(Adapted\) does not give weight times input"):
+    with pytest.raises(UserError, match=r"no head to fold into: top \(Adapted\) does not compute weight times input"):
         find_head(WithAdapter(), batch=BATCH, device="cpu")
 
 
@@ -91,6 +91,6 @@ def test_as_many_features_as_classes_do_not_mislead():
 
 
 def test_a_wrong_name_is_refused_by_a_batch():
-    with pytest.raises(UserError, match="is not made of what 'body' gives alone"):
+    with pytest.raises(UserError, match="does not depend on the output of 'body' alone"):
         find_head(Unusual(), "body", batch=BATCH, device="cpu")
     assert find_head(Unusual(), "decide", batch=BATCH, device="cpu") == "decide"

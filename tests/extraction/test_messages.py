@@ -85,7 +85,9 @@ def test_lightning_modules_without_forward():
 def test_quantised_models_are_refused_and_attached():
     torch.manual_seed(0)
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)))
-    with pytest.raises(UserError, match=r"its layers are quantised \(2.*\), calibrate before that. Put the method"):
+    with pytest.raises(
+        UserError, match=r"its layers are quantised \(2.*\); calibrate before quantising. Put the method"
+    ):
         longtail.calibrate(model, [(X, Y)], device="cpu")
     method = longtail.MARC().fit(longtail.extract(model, [(X, Y)], device="cpu"))
     torch.testing.assert_close(longtail.attach(model, method)(X), method.transform(model(X)), rtol=1e-4, atol=1e-4)
@@ -104,5 +106,5 @@ class Int8(nn.Linear):
 
 def test_a_head_of_whole_numbers_is_named():
     model = nn.Sequential(nn.Linear(6, 6), Int8())
-    with pytest.raises(UserError, match=r"1 holds its weights quantised \(Tensor of torch.int8\)"):
+    with pytest.raises(UserError, match=r"1 has quantised weights \(Tensor of torch.int8\)"):
         longtail.calibrate(model, [(X, Y)], device="cpu")

@@ -148,9 +148,13 @@ class CosineByHand(nn.Module):
 def test_cosine_heads_are_refused_or_folded(digits, calibrated):
     images, labels = digits
     body = [nn.Flatten(), nn.Linear(64, 16)]
-    with pytest.raises(UserError, match=r"2 \(Cosine\) does not give weight times input plus bias .* longtail.attach"):
+    with pytest.raises(
+        UserError, match=r"2 \(Cosine\) does not compute weight times input plus bias .* longtail.attach"
+    ):
         longtail.calibrate(nn.Sequential(*body, Cosine(16, CLASSES)), [(images, labels)], device="cpu")
-    with pytest.raises(UserError, match=r"no linear layer .* of CosineByHand makes its answer .* longtail.attach"):
+    with pytest.raises(
+        UserError, match=r"no linear layer .* of CosineByHand produces its output of shape .* longtail.attach"
+    ):
         longtail.calibrate(CosineByHand(), [(images, labels)], device="cpu")
     repaired, _ = calibrated(nn.Sequential(*body, CosineHead(16, CLASSES)), [(images, labels)], images)
     assert type(repaired[2].linear) is nn.Linear

@@ -15,9 +15,9 @@ from longtail.errors import UserError, choose
 
 
 class Backbone(Protocol):
-    """What the library asks of a backbone: features (N, num_features), and their map before pooling.
+    """What the library needs from a backbone: features (N, num_features), and the feature map before pooling.
 
-    `feature_map(x)` is `last_block(early_map(x))`, so that a network can have that block twice.
+    `feature_map(x)` is `last_block(early_map(x))`, so that a network can use that block twice.
     """
 
     num_features: int
@@ -64,5 +64,5 @@ def num_features(backbone: nn.Module) -> int:
     width = getattr(backbone, "num_features", None)
     if not isinstance(width, int):
         kind = type(backbone).__name__
-        raise UserError(f"{kind} does not say how many features it gives; set {kind}.num_features")
+        raise UserError(f"{kind} has no attribute num_features, the width of its features; set {kind}.num_features")
     return width

@@ -1,6 +1,6 @@
-"""A network for inference: batch-norm, fixed in evaluation mode, becomes part of the convolution before it.
+"""Folds batch-norm into the convolution before it, for faster inference.
 
-Convolution and batch-norm are both linear, so the answers differ by rounding only; a ResNet-32
+In evaluation mode convolution and batch-norm are both linear, so the outputs differ by rounding only; a ResNet-32
 saves about a tenth of its time.
 """
 
@@ -16,8 +16,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 def folded(network: nn.Module) -> nn.Module:
     """A copy in evaluation mode without the batch-norms that follow a convolution.
 
-    Which layers follow each other is known in an `nn.Sequential`, and in our own backbones, whose
-    modules stand in the order in which they run. Everything else stays as it is.
+    It is known which layers follow each other in an `nn.Sequential` and in our own backbones, whose modules
+    are listed in the order in which they run. Other modules are not changed.
     """
     copy = deepcopy(network)
     copy.eval()

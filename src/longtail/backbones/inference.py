@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-BATCH = 64  # with more, activations outgrow what the allocator keeps, and every layer faults its pages in again
+BATCH = 64  # larger batches exceed what the allocator keeps, and every layer pays for page faults again
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients (batch-norm statistics fixed), then every part back to its mode before."""
+    """Evaluation mode without gradients; afterwards every module returns to its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,6 +1,6 @@
 """ResNet-10, 18, 34, 50, 101, 152 and ResNeXt-50 32x4d for photographs, parameter names as in torchvision.
 
-Because the names agree, published ImageNet weights load as they are.
+Because the names agree, published ImageNet weights can be loaded directly.
 
 Papers: He et al., Deep Residual Learning for Image Recognition, CVPR 2016;
 Xie et al., Aggregated Residual Transformations for Deep Neural Networks, CVPR 2017.

@@ -37,7 +37,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_backbone(backbone: nn.Module, path: Path) -> None:
-    """Load published weights into a backbone; the file's own classifier is left aside.
+    """Load published weights into a backbone; the classifier in the file is ignored.
 
     Names may carry a prefix (`module.`, `backbone.`, …); every tensor of the backbone must be found
     with its shape.
@@ -46,7 +46,7 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
 
 
 def backbone_of(path: Path) -> str | None:
-    """The name of the backbone whose weights a file holds; None if it is none of ours."""
+    """The name of the backbone whose weights a file holds; None if no backbone of this library fits."""
     weights = read_weights(path)
     for name in BACKBONES:
         with torch.device("meta"):
@@ -61,7 +61,7 @@ def backbone_of(path: Path) -> str | None:
 
 
 def _fitting(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors of a file that a backbone takes, and names of others that belong to a backbone."""
+    """The tensors of a file that fit a backbone, and the names of unused backbone tensors."""
     prefix = _prefix(weights, wanted, path)
     found = {name: weights[prefix + name] for name in wanted if prefix + name in weights}
     for name, tensor in found.items():
@@ -78,7 +78,7 @@ def _fitting(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) 
 
 
 def _prefix(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> str:
-    """What stands before the backbone's own names in the file."""
+    """The prefix of the backbone's tensor names in the file."""
     first = next(iter(wanted))
     for name in weights:
         if name.endswith(first) and not name.startswith(HEADS):

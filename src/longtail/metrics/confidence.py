@@ -1,4 +1,4 @@
-"""How honest a model's confidence is: per sample, and in bins of confidence.
+"""How well a model's confidence matches its accuracy: per sample, and in bins of confidence.
 
     NLL = -log p_y          Brier = sum_j (p_j - [j = y])^2          ECE = mean |confidence - accuracy| over bins
 
@@ -21,13 +21,13 @@ Reliability = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says about each of N samples, (N,) each: enough for every score, without the logits.
+    """Predictions of a model for N samples, one array (N,) per field: enough for every score, without the logits.
 
     Args:
         classes: the most probable class.
         confidence: its probability.
         nll: negative logarithm of the true class's probability.
-        brier: squared distance of the probabilities from the truth.
+        brier: squared distance of the probabilities from the one-hot label.
     """
 
     classes: np.ndarray
@@ -52,7 +52,7 @@ class Predictions:
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
-        """Several parts, one after another."""
+        """Concatenate several parts."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
     def take(self, rows: np.ndarray) -> Self:
@@ -77,7 +77,7 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS)
 
 
 def binned(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Reliability:
-    """The same from confidence (N,) and whether each sample is recognised (N,)."""
+    """Reliability bins from confidence (N,) and whether each prediction is correct (N,)."""
     # Bins are open below and closed above, as in Guo et al.
     number = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     sizes = np.bincount(number, minlength=bins)

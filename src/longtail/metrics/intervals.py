@@ -1,4 +1,4 @@
-"""How sure a score is: 95 % intervals over seeds, and of differences on the same test images.
+"""95 % confidence intervals of scores over seeds, and of differences on the same test images.
 
 A difference of balanced accuracy varies for two reasons: another seed trains another network, and
 other test images would give other numbers. With three seeds or more both are in the interval; with
@@ -9,8 +9,8 @@ fewer only the images are. The variance of the mean over S seeds and K classes i
                       C: what A and B both contain (the residual of seed and image), counted once,
 
 and the interval is Student's with Satterthwaite's degrees of freedom. A class with few test images
-says little about its own spread: two more images of the average class are added to it, so that no
-interval collapses, not even for one image per class.
+gives a poor estimate of its own variance, so two images with the variance of the average class are added to
+each class. Then no interval has width zero, even with one image per class.
 
 Papers: Satterthwaite, An approximate distribution of estimates of variance components, 1946;
 Agresti and Min, Simple improved confidence intervals for comparing matched proportions, 2005.
@@ -25,13 +25,13 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
-FEWEST_SEEDS = 3  # of which the spread is believed
-ADDED_IMAGES = 2  # to every class, of the average class's spread
+FEWEST_SEEDS = 3  # fewer seeds give no usable estimate of the variance
+ADDED_IMAGES = 2  # added to every class, with the variance of the average class
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and where it lies with 95 % confidence; without bounds where nothing is known of its spread."""
+    """A value with its 95 % confidence interval; bounds are None if the variance is unknown."""
 
     value: float
     low: float | None = None
@@ -73,8 +73,8 @@ def paired_difference(first: np.ndarray, second: np.ndarray, labels: np.ndarray)
     """Difference of balanced accuracy, first minus second, on the same test images.
 
     Args:
-        first: (S, N) whether each of N test samples is recognised, for S seeds.
-        second: the same of the other method.
+        first: (S, N) whether each of N predictions is correct, for S seeds.
+        second: the same for the other method.
         labels: (N,) true classes.
     """
     change = np.atleast_2d(first).astype(np.float64) - np.atleast_2d(second).astype(np.float64)
@@ -96,7 +96,7 @@ def paired_difference(first: np.ndarray, second: np.ndarray, labels: np.ndarray)
 
 
 def image_variances(change: np.ndarray, codes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Variance (K,) of one image's change in each class, from its own images and two of the average class.
+    """Variance (K,) of one image's change in each class, from its own images and two added images of the average class.
 
     `change` (N,) is the mean over seeds, `codes` (N,) the class of each image, `sizes` (K,) images per class.
     """
@@ -112,8 +112,8 @@ def image_variances(change: np.ndarray, codes: np.ndarray, sizes: np.ndarray) ->
 def class_differences(first: np.ndarray, second: np.ndarray, labels: np.ndarray, num_classes: int) -> ClassIntervals:
     """Difference of accuracy of each class, first minus second, with an adjusted Wald interval over its images.
 
-    Half an image is added to each of the four ways in which two methods can be right or wrong, so that an
-    interval of few images does not collapse.
+    Half an image is added to each of the four cells (each method correct or wrong), so that an interval from few
+    images does not have width zero.
     """
     change = np.atleast_2d(first).astype(np.float64).mean(0) - np.atleast_2d(second).astype(np.float64).mean(0)
     sizes = np.bincount(labels, minlength=num_classes)
@@ -123,14 +123,14 @@ def class_differences(first: np.ndarray, second: np.ndarray, labels: np.ndarray,
     centre = total / (sizes + 2)
     half = ndtri(0.5 + CONFIDENCE / 2) * np.sqrt(np.maximum(squares + 1 - total * centre, 0)) / (sizes + 2)
     absent = np.where(sizes > 0, 0.0, np.nan)
-    # The observed value is always inside: shrinking moves the centre, not the claim.
+    # The adjustment moves the centre of the interval; the observed value must still lie inside.
     low, high = np.minimum(centre - half, value), np.maximum(centre + half, value)
     return ClassIntervals(value, np.maximum(low, -1) + absent, np.minimum(high, 1) + absent)
 
 
 @dataclass(frozen=True)
 class Fallen:
-    """A class that is recognised less often than before, by more than its interval."""
+    """A class whose accuracy fell by more than its confidence interval."""
 
     name: str
     before: float
@@ -141,11 +141,11 @@ class Fallen:
 
 
 def fallen_classes(before: np.ndarray, after: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> list[Fallen]:
-    """The classes whose accuracy surely fell, the deepest fall first.
+    """The classes whose accuracy fell significantly, the largest fall first.
 
     Args:
-        before: (N,) whether each sample was recognised.
-        after: (N,) whether it is now.
+        before: (N,) whether each prediction was correct before.
+        after: (N,) whether it is correct now.
         labels: (N,) true classes.
         names: (K,) of the classes.
     """

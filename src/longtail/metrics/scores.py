@@ -20,7 +20,7 @@ from longtail.metrics.confidence import Predictions, binned, gap
 from longtail.metrics.table import SHOTS
 
 MANY, FEW = 100, 20
-LISTED_CLASSES = 1000  # with more of them nearly all cells of a confusion matrix are 0
+LISTED_CLASSES = 1000  # with more classes nearly all cells of a confusion matrix are 0
 CHUNK_ROWS = 1024
 
 
@@ -30,7 +30,7 @@ class Metrics:
 
     top1: float
     natural: float
-    """Accuracy where classes are as frequent as in training: what a calibration for the tail may cost."""
+    """Accuracy if classes are as frequent as in training; a calibration for balanced accuracy may lower it."""
     balanced: float
     many: float | None
     medium: float | None
@@ -94,7 +94,7 @@ def shot_accuracy(per_class: np.ndarray, class_counts: np.ndarray) -> dict[str, 
 def evaluate_predictions(
     predictions: ArrayLike, labels: ArrayLike, class_counts: ArrayLike, confidence: ArrayLike | None = None
 ) -> Metrics:
-    """Every score that needs predicted classes (N,) only; with their confidence (N,) the calibration error too."""
+    """Every score that needs only predicted classes (N,); with their confidence (N,), also the calibration error."""
     best, truth = _classes(predictions, "predictions"), _classes(labels, "labels")
     metrics = _evaluate(best, truth, as_array(class_counts))
     if confidence is None:
@@ -114,13 +114,13 @@ def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLik
 
 
 def evaluate_chunks(chunks: Iterable[np.ndarray], labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
-    """The same of logits that come some rows at a time, so that they need not fit into memory."""
+    """Every score of logits that are read in chunks of rows, so that they need not fit into memory."""
     _require_known("label", labels, len(class_counts))
     return score_predictions(predictions_of(chunks, labels), labels, class_counts)
 
 
 def predictions_of(chunks: Iterable[np.ndarray], labels: np.ndarray) -> Predictions:
-    """What logits that come some rows at a time say about samples with labels (N,)."""
+    """Predictions from logits that are read in chunks of rows, for samples with labels (N,)."""
     parts, first = [], 0
     for chunk in chunks:
         parts.append(Predictions.of(chunk, labels[first : first + len(chunk)], first))
@@ -129,7 +129,7 @@ def predictions_of(chunks: Iterable[np.ndarray], labels: np.ndarray) -> Predicti
 
 
 def score_predictions(predictions: Predictions, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
-    """Every score of what a model says about samples with labels (N,)."""
+    """Every score of predictions for samples with labels (N,)."""
     metrics = evaluate_predictions(predictions.classes, labels, class_counts, predictions.confidence)
     return replace(metrics, nll=float(predictions.nll.mean()), brier=float(predictions.brier.mean()))
 
@@ -185,7 +185,7 @@ def _classes(values: ArrayLike, name: str) -> np.ndarray:
 
 
 def _share(part: np.ndarray, whole: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Part by whole, NaN elsewhere."""
+    """`part / whole` where the mask is True, NaN elsewhere."""
     return np.divide(part, whole, out=np.full(len(whole), np.nan), where=where)
 
 

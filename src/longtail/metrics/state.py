@@ -58,7 +58,7 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1 on; equal values share their mean rank."""
+    """Ranks starting at 1; equal values get their mean rank."""
     _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return ((2 * last - counts + 1) / 2)[codes]

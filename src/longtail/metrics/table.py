@@ -1,6 +1,6 @@
-"""The one table of scores: what each is called, which way is better, how it is printed.
+"""The table of scores: name, heading, whether lower is better, and how to print it.
 
-Tables, report, model card, journal and command line read it: a new score is a field of `Metrics`
+Result tables, report, model card, journal and command line read it. To add a score, add a field to `Metrics`
 and a line here.
 """
 
@@ -19,9 +19,9 @@ class Score:
 
     Args:
         name: key in files and attribute of `Metrics`.
-        heading: what tables call it.
-        lower_is_better: for errors.
-        in_percent: whether it is a share, printed in per cent; other numbers are printed as they are.
+        heading: its heading in tables.
+        lower_is_better: True for errors.
+        in_percent: whether it is a share that is printed in per cent; other numbers are printed unchanged.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Score:
         return 1 if self.in_percent else 3
 
     def show(self, value: float | None) -> str:
-        """The number as people read it.
+        """The number as text.
 
         >>> SCORES["balanced"].show(0.8071), SCORES["nll"].show(0.61234), SCORES["few"].show(None)
         ('80.7', '0.612', 'none')
@@ -62,5 +62,5 @@ SCORES: dict[str, Score] = {
         Score("ece", "ECE", lower_is_better=True),
     )
 }
-# What a narrow table shows.
+# The scores of a narrow table.
 MAIN_SCORES = (*SHOTS, "balanced", "top1")

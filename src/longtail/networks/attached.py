@@ -1,4 +1,4 @@
-"""A calibration behind a model: a small module that changes the logits of its answer and nothing else."""
+"""A model followed by a calibration: a module that changes the logits in the model's output and nothing else."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from longtail.core.arrays import single_at_least
 from longtail.errors import UserError
-from longtail.networks.answers import Place, places, shapes
+from longtail.networks.model_output import Place, places, shapes
 
 
 class ScaleShift(nn.Module):
-    """Logits (N, K) to `scale * logits + shift`, with a scale (K,) and a shift (K,) that are not trained."""
+    """Logits (N, K) to `scale * logits + shift`; the scale (K,) and the shift (K,) are buffers, not parameters."""
 
     scale: Tensor
     shift: Tensor
@@ -30,13 +30,14 @@ class ScaleShift(nn.Module):
 class Attached(nn.Module):
     """A model followed by a calibration of its logits (N, K).
 
-    It is called as the model is and answers in the same form; names that it does not have are the model's.
+    It takes the same inputs as the model and returns an output of the same form. Attributes that it does not
+    have are looked up in the model.
 
     Args:
-        model: answers with logits: a tensor, or something that holds them.
+        model: returns logits: a tensor, or an object that holds them.
         calibration: logits (N, K) to logits (N, K).
         classes: K.
-        place: where the logits stand in the answer; without, it is looked for in every answer.
+        place: where the logits are in the output; None to look for them in every output.
     """
 
     def __init__(self, model: nn.Module, calibration: nn.Module, classes: int, place: Place | None = None) -> None:
@@ -49,30 +50,31 @@ class Attached(nn.Module):
         self.training = model.training
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        answer = self.model(*inputs, **named)
-        place = self.place or self._place(answer)
-        logits = place.read(answer)
+        output = self.model(*inputs, **named)
+        place = self.place or self._place(output)
+        logits = place.read(output)
         if not self.examined and not torch.compiler.is_compiling():
             self._examine(logits.detach())
-        return place.replaced(answer, self.calibration(single_at_least(logits)).to(logits.dtype))
+        return place.replaced(output, self.calibration(single_at_least(logits)).to(logits.dtype))
 
-    def _place(self, answer: Any) -> Place:
-        found = [place for place in places(answer) if place.read(answer).shape[1] == self.classes]
+    def _place(self, output: Any) -> Place:
+        found = [place for place in places(output) if place.read(output).shape[1] == self.classes]
         if len(found) != 1:
             raise UserError(
-                f"{type(self.model).__name__} answers with {shapes(answer)}: which of it are the logits of "
-                f"{self.classes} classes? Return them as the entry 'logits', or attach with batch="
+                f"{type(self.model).__name__} returns {shapes(output)}: it is not clear which of these are the logits "
+                f"of {self.classes} classes; return them as the entry 'logits', or call attach with batch="
             )
         return found[0]
 
     def _examine(self, logits: Tensor) -> None:
-        """The first answer shows whether a softmax stands at the end of the model."""
+        """Check on the first output that the model does not end in a softmax."""
         self.examined = True
         sums = logits.float().logsumexp(1).abs(), (logits.float().sum(1) - 1).abs()
         if len(logits) > 1 and any(bool((apart < 1e-3).all()) for apart in sums):
             raise UserError(
-                f"{type(self.model).__name__} answers with probabilities or their logarithms, the method takes logits; "
-                "longtail.calibrate folds into the layer before, or attach with batch= if it was fitted on these"
+                f"{type(self.model).__name__} returns probabilities or their logarithms, but the method takes logits; "
+                "use longtail.calibrate, which folds into the layer before the softmax, or call attach with batch= "
+                "if the method was fitted on these outputs"
             )
 
     def __getattr__(self, name: str) -> Any:

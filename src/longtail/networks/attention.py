@@ -1,9 +1,9 @@
-"""Modulated attention: what the rest of the image says about each place, weighted by how much the place matters.
+"""Modulated attention: self-attention over a feature map, weighted by a second attention over positions.
 
 For a feature map x with positions p, q (1x1 convolutions: query, key, value, mask):
 
     context_p = sum_q softmax_q(query_p · key_q) value_q
-    output_p  = x_p + place_p * mask(context)_p,      place = softmax over p of linear(x)
+    output_p  = x_p + w_p * mask(context)_p,      w = softmax over p of linear(x)
 
 The authors' linear layer maps 7x7 positions to 7x7 scores. Here x is averaged onto a grid of that
 size before the layer, and the scores are interpolated back to the map: any map size works, and on
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 
 class ModulatedAttention(nn.Module):
-    """Feature maps (N, C, H, W) to maps of the same shape; the identity at the start.
+    """Feature maps (N, C, H, W) to maps of the same shape; the identity at initialisation.
 
     Args:
         channels: C.
-        reduction: how many times fewer channels queries, keys and values have.
-        grid: side of the grid that places are scored on.
+        reduction: queries, keys and values have C / reduction channels.
+        grid: side of the grid on which positions are scored.
     """
 
     def __init__(self, channels: int, *, reduction: int = 2, grid: int = 7) -> None:
@@ -43,7 +43,7 @@ class ModulatedAttention(nn.Module):
         nn.init.zeros_(self.mask.weight)
 
     def places(self, x: Tensor) -> Tensor:
-        """Weights (N, 1, H, W) of the places; they sum to 1."""
+        """Weights (N, 1, H, W) of the positions; they sum to 1."""
         scores = self.place_scores(F.adaptive_avg_pool2d(x, self.grid).flatten(1))
         scores = F.interpolate(
             scores.view(-1, 1, self.grid, self.grid), size=x.shape[2:], mode="bilinear", align_corners=False
@@ -51,7 +51,7 @@ class ModulatedAttention(nn.Module):
         return scores.flatten(2).softmax(2).unflatten(2, x.shape[2:])
 
     def context(self, x: Tensor) -> Tensor:
-        """What each place takes from all places, (N, C, H, W)."""
+        """Self-attention: the context of each position, (N, C, H, W)."""
         query, key, value = (layer(x).flatten(2) for layer in (self.query, self.key, self.value))
         weights = (query.transpose(1, 2) @ key).softmax(2)
         return self.mask((value @ weights.transpose(1, 2)).unflatten(2, x.shape[2:]))

@@ -1,4 +1,4 @@
-"""BBN: one branch learns from images as they come, one from images of rare classes; the first gives way to the second.
+"""BBN: one branch learns from uniformly drawn images, one mostly from rare classes; training shifts to the second.
 
 The branches share all layers but the last block. With features f of a uniform image (label y) and
 g of an image from the reversed sampler (label v), and `alpha = 1 - (epoch / epochs)²`,
@@ -8,8 +8,8 @@ g of an image from the reversed sampler (label v), and `alpha = 1 - (epoch / epo
 
 At test both branches see the same image and `logits = head([f, g])`, which is alpha 1/2.
 
-On CIFAR the authors train for 200 epochs with weight decay 2e-4 and a rate of 0.1 that falls in steps; here a
-recipe's own length, decay and rate are kept, so that all methods take the same steps.
+On CIFAR the authors train for 200 epochs with weight decay 2e-4 and a learning rate of 0.1 that falls in steps. Here
+length, weight decay and learning rate are those of the recipe, so that all methods have the same budget.
 
 Paper: Zhou et al., BBN: Bilateral-Branch Network with Cumulative Learning for Long-Tailed Visual
 Recognition, CVPR 2020.
@@ -30,7 +30,7 @@ from longtail.data.loading import Batch
 from longtail.networks.objective import Objective, Progress
 from longtail.networks.schedule import parabolic
 
-# Trained for 90 or 180 epochs, the released code divides by these instead.
+# For 90 or 180 epochs, the released code divides by 100 or 200 instead.
 STRETCHED = {90: 100, 180: 200}
 
 
@@ -47,8 +47,8 @@ class BBN(nn.Module):
     """Images (N, C, H, W) to logits (N, K): `head(features(images))`, both branches equally.
 
     Args:
-        backbone: its last block is the conventional branch; a second one is made beside it.
-        class_counts: (K,) training images per class; only their number is used.
+        backbone: its last block is the conventional branch; a second last block is added as the other branch.
+        class_counts: (K,) training images per class; only K is used.
 
     >>> from longtail.backbones import build_backbone
     >>> model = BBN(build_backbone("digits", in_channels=1), torch.tensor([90, 9, 3])).eval()
@@ -61,7 +61,7 @@ class BBN(nn.Module):
         self.backbone = backbone
         self.rebalancing_block = _another(self._parts.last_block)
         self.head = nn.Linear(2 * num_features(backbone), len(class_counts))
-        # Published weights know one last block: both branches start from it.
+        # Published weights have one last block: both branches start from it.
         backbone.register_load_state_dict_post_hook(self._copy_last_block)
 
     @property
@@ -72,7 +72,7 @@ class BBN(nn.Module):
         self.rebalancing_block.load_state_dict(self._parts.last_block.state_dict())
 
     def conventional(self, images: Tensor) -> Tensor:
-        """Features (N, D) of the branch for images as they come."""
+        """Features (N, D) of the branch for uniformly drawn images."""
         return self.backbone(images)
 
     def rebalancing(self, images: Tensor) -> Tensor:
@@ -99,10 +99,9 @@ def mixed_loss(logits: Tensor, conventional_target: Tensor, rebalancing_target: 
 
 
 class BBNObjective(Objective):
-    """The loss of `BBN` on a batch of the instance sampler and one of the reversed sampler, each of the full size.
+    """The loss of `BBN` on a batch of the instance sampler and one of the reversed sampler, both full size.
 
-    Each goes through the network by itself, as in the released code: batch-norm sees one kind of
-    batch at a time.
+    The two batches go through the network separately, as in the released code, so batch-norm does not mix them.
     """
 
     def __init__(self, class_counts: Tensor) -> None:
@@ -122,7 +121,7 @@ def _pool(feature_map: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _another(block: nn.Module) -> nn.Module:
-    """A block like this one with random weights of its own."""
+    """A copy of a block with new random weights."""
     fresh = copy.deepcopy(block)
     for module in fresh.modules():
         if isinstance(module, nn.Conv2d):

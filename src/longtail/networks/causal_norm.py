@@ -1,4 +1,4 @@
-"""Causal Norm (TDE): a normalised multi-head classifier; at test the pull of the average feature is taken out.
+"""Causal Norm (TDE): a normalised multi-head classifier; at test, the effect of the average feature is removed.
 
 Features f and class vectors w are cut into H heads. In training, with `x = f / |f|` per head,
 
@@ -34,19 +34,19 @@ MOMENTUM = 0.9
 class CausalNorm(nn.Module):
     """Images (N, C, H, W) to logits (N, K): `head(features(images))`.
 
-    Like batch-norm's statistics, the moving average changes with every pass in training mode and
-    stands still in evaluation mode.
+    Like batch-norm statistics, the moving average changes with every forward pass in training mode and
+    does not change in evaluation mode.
 
     Args:
         backbone: images to features (N, D).
-        class_counts: (K,) training images per class; only their number is used.
-        heads: pieces that features and class vectors are cut into; divides D.
+        class_counts: (K,) training images per class; only K is used.
+        heads: number of heads; features and class vectors are split into so many parts. Must divide D.
         tau: scale of the logits.
-        gamma: how much shorter than one short class vectors stay; 0 makes all of them unit vectors.
-        alpha: how much of the average feature's direction is taken out at test; 0 leaves the trained logits.
-            The authors use 3 for ImageNet-LT and Places-LT, 1.5 for CIFAR-100-LT, 1 for CIFAR-10-LT, and recipes
-            carry these. 1 takes out exactly that direction, so it is the default for other data: with 3, features
-            that all lie near their mean (few classes, a small network) are turned around.
+        gamma: added to the length of each class vector before the division; with 0 all become unit vectors.
+        alpha: how much of the average feature's direction is subtracted at test; 0 keeps the trained logits.
+            The authors use 3 for ImageNet-LT and Places-LT, 1.5 for CIFAR-100-LT and 1 for CIFAR-10-LT, and so do
+            the recipes. The default for other data is 1, which removes exactly that direction: with 3, features
+            that all lie near their mean (few classes, a small network) change their sign.
 
     >>> from longtail.backbones import build_backbone
     >>> model = CausalNorm(build_backbone("digits", in_channels=1), torch.tensor([90, 9, 3])).eval()
@@ -80,13 +80,13 @@ class CausalNorm(nn.Module):
 
     @torch.no_grad()
     def observe(self, features: Tensor) -> None:
-        """Move the average by a batch of backbone features (N, D), those of all processes together."""
+        """Update the average with a batch of backbone features (N, D), summed over all processes."""
         rows = features.to(self.mean_features.dtype)
         total = summed(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
         self.mean_features.mul_(self.momentum).add_(total[:-1] / total[-1])
 
     def normalise(self, features: Tensor) -> Tensor:
-        """Backbone features (N, D) to what the head takes (N, D), in training or at test."""
+        """Backbone features (N, D) to the input of the head (N, D), in training or at test."""
         x = unit(self._split(single_at_least(features)))
         if not self.training:
             direction = unit(self._split(self.mean_features))
@@ -98,7 +98,7 @@ class CausalNorm(nn.Module):
         return x.unflatten(-1, (self.heads, -1))
 
     def features(self, images: Tensor) -> Tensor:
-        """What the head is linear in, (N, D)."""
+        """The input of the linear head, (N, D)."""
         features = self.backbone(images)
         if self.training:
             self.observe(features)
@@ -109,11 +109,11 @@ class CausalNorm(nn.Module):
 
 
 class CausalNormObjective(LossObjective):
-    """Cross-entropy; it also sets how long the network's average of features remembers.
+    """Cross-entropy; it also sets the decay of the moving average of features.
 
     Args:
         class_counts: (K,) training images per class; not used.
-        memory: "constant" (CIFAR), or "slowing": the average changes less as the learning rate falls.
+        memory: "constant" decay (CIFAR), or "slowing": the average changes less as the learning rate falls.
     """
 
     def __init__(self, class_counts: Tensor, *, memory: Literal["constant", "slowing"] = "constant") -> None:

@@ -1,4 +1,4 @@
-"""The plain classifier every decision-boundary method starts from: a backbone and a linear head."""
+"""The plain classifier that every decision-boundary method starts from: a backbone and a linear head."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Classifier(nn.Module):
 
 
 def classifier_of_form(backbone: nn.Module, class_counts: Tensor, *, form: str = "softmax") -> nn.Module:
-    """A backbone and a linear head that starts as the form of its loss asks for.
+    """A backbone and a linear head whose bias is initialised for the form of the loss.
 
-    With K yes-or-no questions nearly all answers are no. From the probability 1/2 of a zero bias those
-    would be all that the first steps learn; a bias of -log(K - 1) starts every class at 1/K.
+    In the sigmoid forms nearly all of the K binary targets are 0. With a bias of 0 every class would start at
+    probability 1/2, and the first steps would only learn that; a bias of -log(K - 1) starts every class at 1/K.
     """
     model = Classifier(backbone, len(class_counts))
     if form != "softmax":

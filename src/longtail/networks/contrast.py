@@ -2,7 +2,7 @@
 
     loss_i = - z_i · p_y / t + log sum_{c ≠ y} exp(z_i · p_c / t)
 
-with unit vectors z of images and p of classes. Its relative on pairs of images is `longtail.losses.SupCon`.
+with unit vectors z of images and p of classes. `longtail.losses.SupCon` does the same with pairs of images.
 
 Paper: Wang et al., Contrastive Learning based Hybrid Networks for Long-Tailed Image Classification,
 CVPR 2021.
@@ -17,7 +17,7 @@ from torch import Tensor
 def prototypical(features: Tensor, target: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
     """PSC of unit features (N, D) with target (N,) and unit prototypes (K, D).
 
-    As in the paper, the image's own prototype is not among those it is pushed away from.
+    As in the paper, the denominator does not include the prototype of the image's own class.
     """
     similarity = features @ prototypes.T / temperature
     own = similarity.gather(1, target.unsqueeze(1))

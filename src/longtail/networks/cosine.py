@@ -2,9 +2,8 @@
 
     z = s * f.W_j / (|f| |W_j|)
 
-The scale belongs to the head, so that its outputs are logits wherever logits are expected: softmax,
-calibration error, saved outputs. A loss that subtracts margins from cosines is told so
-(`LDAM(…, scaled=True)`).
+The scale is part of the head, so its outputs are logits wherever logits are expected: softmax, calibration
+error, saved outputs. A loss that subtracts margins from cosines must know this (`LDAM(…, scaled=True)`).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from longtail.networks.vectors import unit, unit_head
 class CosineHead(nn.Module):
     """Features (N, D) to logits (N, K) in [-scale, scale]; no bias.
 
-    `linear` is what `head_of` finds: its input are features of unit length, its weight (K, D) are the
-    class vectors brought to length `scale`. It can be replaced by a plain `nn.Linear`.
+    `head_of` finds the attribute `linear`. Its inputs are features of unit length; its weight (K, D) holds
+    the class vectors, rescaled to length `scale`. It can be replaced by a plain `nn.Linear`.
 
     >>> head = CosineHead(3, 2, scale=10.0)
     >>> head.linear.weight.norm(dim=1).round().tolist()
@@ -36,7 +35,7 @@ class CosineHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         precision = next(self.linear.parameters()).dtype
-        # Cosines at half precision are off by 0.004, and the scale multiplies that.
+        # In half precision a cosine has an error of 0.004, and the scale multiplies it.
         with without_autocast(features):
             return self.linear(unit(features.to(precision)))
 

@@ -1,4 +1,4 @@
-"""Objectives that change in the course of training."""
+"""Objectives that change during training."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from longtail.networks.objective import LossObjective, Objective, Progress
 
 
 class Deferred(Objective):
-    """One loss at first, another from a share of the training on.
+    """One loss in the first part of training, another in the rest.
 
     Args:
-        first: `loss(logits, target)` of the beginning.
+        first: `loss(logits, target)` of the first part.
         then: `loss(logits, target)` of the rest.
-        start: share of the training after which `then` takes over, 0 to 1.
+        start: share of the training after which `then` is used, 0 to 1.
     """
 
     def __init__(self, first: nn.Module, then: nn.Module, *, start: float = 0.8) -> None:
@@ -47,9 +47,9 @@ def deferred_ldam(
 ) -> Deferred:
     """LDAM with deferred re-weighting (DRW), on the logits of a `CosineHead` of the same scale.
 
-    The weights of the last part are those of the Class-Balanced loss with `beta`. On CIFAR the authors train for 200
-    epochs, re-weight from epoch 160 on (`start`), and let a rate of 0.1 fall in steps at 160 and 180; here a
-    recipe's own length and rate are kept, so that all methods take the same steps.
+    The class weights of the last part are those of the Class-Balanced loss with `beta`. On CIFAR the authors train
+    for 200 epochs, re-weight from epoch 160 on (`start`), and lower a learning rate of 0.1 at epochs 160 and 180.
+    Here length and learning rate are those of the recipe, so that all methods have the same budget.
     """
     settings: dict[str, Any] = {"max_margin": max_margin, "scale": scale, "divide_by": divide_by, "scaled": True}
     counts = as_class_counts(class_counts, "LDAM").float()

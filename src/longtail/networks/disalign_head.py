@@ -1,6 +1,6 @@
 """DisAlign's head: a linear layer whose logits are mixed with rescaled and shifted ones.
 
-It stands apart from the method that fits it, so that a saved model opens without scikit-learn.
+It is in a file of its own so that a saved model opens without importing scikit-learn.
 """
 
 from __future__ import annotations

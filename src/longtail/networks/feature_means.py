@@ -1,4 +1,4 @@
-"""Means of features that accumulate while training, over all processes."""
+"""Running class means of features during training, over all processes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from longtail.distributed.world import summed
 class ClassMeans(nn.Module):
     """The mean feature of each class over about its last epoch.
 
-    Class c keeps `(1 - 1 / n_c)` of its mean with each of its images: a head class averages over
-    many images, a class of one image has its latest feature, and a class that is not in the batch
-    stays as it is.
+    Each image of class c multiplies the old mean by `(1 - 1 / n_c)`. So a head class averages over many
+    images, a class with one image keeps its latest feature, and a class that is not in the batch does not
+    change.
 
     Args:
         class_counts: (K,) training images per class.
@@ -32,7 +32,7 @@ class ClassMeans(nn.Module):
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Take in features (N, D) of these labels (N,)."""
+        """Update the means with features (N, D) and labels (N,)."""
         ones = features.new_ones(len(features), 1)
         rows = torch.cat([features, ones], 1).to(self.sums.dtype)
         batch = self.sums.new_zeros(len(self.sums), rows.shape[1]).index_add_(0, labels, rows)

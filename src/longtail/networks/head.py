@@ -1,4 +1,4 @@
-"""The last linear layer of anybody's model: found, replaced, folded into."""
+"""The last linear layer of any model: find it and replace it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.utils import skip_init
 from longtail.errors import UserError
 from longtail.networks.sharded import whole
 
-# What people call the classifier, in the order in which they are believed.
+# Usual names of the classifier, the most reliable first.
 USUAL_NAMES = (
     "head",
     "fc",
@@ -31,16 +31,16 @@ USUAL_NAMES = (
     "out",
     "last_linear",
 )
-ADAPTERS = ("lora_", "original_module")  # beside a layer, or what an adapter has replaced
+ADAPTERS = ("lora_", "original_module")  # layers of an adapter, or layers that an adapter has replaced
 
 
 class HeadName(str):
     """The path of a head, as `model.get_submodule` takes it.
 
     Attributes:
-        sure: whether a batch has shown it or somebody has named it; otherwise it is a guess.
+        sure: True if running a batch has shown it or the user has named it; otherwise it is a guess.
         found_by: how it was found, in a few words.
-        layers: the paths of all the layers that make the answer; more than one where heads are averaged.
+        layers: paths of all layers that produce the logits; more than one if heads are averaged.
     """
 
     sure: bool
@@ -65,10 +65,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def guess_head(model: nn.Module, name: str | None = None) -> HeadName:
-    """The last linear layer by its name and place, without running the model.
+    """The last linear layer, found by its name and position without running the model.
 
-    Looks at the place the model names itself (`get_classifier()`), at the usual names, then at the
-    last linear layer there is; of several, at the one that feeds no other.
+    Tries `get_classifier()` of the model, then the usual names, then the last linear layer. Of several
+    candidates it takes one that feeds no other.
 
     >>> guess_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     '2'
@@ -81,8 +81,8 @@ def guess_head(model: nn.Module, name: str | None = None) -> HeadName:
     if not linears:
         kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
         raise UserError(
-            f"{type(model).__name__} has no nn.Linear to calibrate (its layers: {', '.join(kinds[:8])}); a batch shows "
-            "whether another layer is its head: find_head(model, batch=batch), calibrate(model, loader)"
+            f"{type(model).__name__} has no nn.Linear to calibrate (its layers: {', '.join(kinds[:8])}); pass a batch "
+            "to find out whether another layer is its head: find_head(model, batch=batch), calibrate(model, loader)"
         )
     if callable(getter := getattr(model, "get_classifier", None)):
         own = getter()
@@ -95,11 +95,11 @@ def guess_head(model: nn.Module, name: str | None = None) -> HeadName:
         below = {path: linears[path] for path in plain if path.split(".")[around : around + 1] == [usual]}
         if below:
             return HeadName(_last(below), "its usual name")
-    return HeadName((plain or list(linears))[-1], "its place: the last linear layer")
+    return HeadName((plain or list(linears))[-1], "its position: the last linear layer")
 
 
 def _wrappers(paths: list[str]) -> int:
-    """How many names all paths begin with: of modules around the model, such as an adapter's or Lightning's."""
+    """Length of the common prefix of all paths: modules around the model, such as those of an adapter or Lightning."""
     parts = [path.split(".")[:-1] for path in paths]
     shared = 0
     while parts and all(len(part) > shared for part in parts) and len({part[shared] for part in parts}) == 1:
@@ -110,7 +110,7 @@ def _wrappers(paths: list[str]) -> int:
 
 
 def _last(linears: dict[str, nn.Linear]) -> str:
-    """The last of some layers that feeds none of the others."""
+    """The last of the layers that feeds none of the others."""
     inputs = {module.in_features for module in linears.values() if module.in_features != module.out_features}
     ends = [path for path, module in linears.items() if module.out_features not in inputs]
     return (ends or list(linears))[-1]
@@ -135,7 +135,7 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
 
 
 def new_linear(in_features: int, num_classes: int, *, bias: bool = True, **where: Any) -> nn.Linear:
-    """A layer of zeros; nothing is drawn from the caller's random numbers. `where` is a device and a type."""
+    """A layer of zeros, made without drawing random numbers. `where` is a device and a dtype."""
     layer = skip_init(nn.Linear, in_features, num_classes, bias, **where)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -144,7 +144,7 @@ def new_linear(in_features: int, num_classes: int, *, bias: bool = True, **where
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer of this weight (K, D) and bias (K,)."""
+    """A layer with this weight (K, D) and bias (K,)."""
     classes, features = weight.shape
     layer = new_linear(features, classes, bias=bias is not None, device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
@@ -155,25 +155,25 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def with_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.Module:
-    """A copy of the model with another layer as its head; the model is left as it is."""
+    """A copy of the model with another layer as its head."""
     old = head_of(model, name)
     head.train(old.training)
     return with_layers(model, [old], [head])
 
 
 def with_layers(model: nn.Module, old: Sequence[nn.Module], new: Sequence[nn.Module]) -> nn.Module:
-    """A copy of the model with new layers in the place of old ones."""
-    # Wherever the model refers to a layer, be it twice or in a list, the copy refers to the new one.
+    """A copy of the model in which new layers replace old ones."""
+    # Every reference to an old layer, also a second one or one in a list, becomes a reference to the new one.
     return copy.deepcopy(unwrap(model), {id(one): other for one, other in zip(old, new, strict=True)})
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A hash of a model's weights: equal for equal weights, whatever file they came from."""
+    """A hash of a model's weights: equal weights have equal hashes, whatever file they came from."""
     return hash_of(sorted(unwrap(model).state_dict().items(), key=itemgetter(0)))
 
 
 def hash_of(named: Iterable[tuple[str, Any]]) -> str:
-    """A hash of named tensors; what is no tensor is left out."""
+    """A hash of named tensors; other values are skipped."""
     digest = hashlib.sha256()
     for name, value in named:
         if not isinstance(value, Tensor):

@@ -1,9 +1,9 @@
-"""A calibration folded into the layers that make the answer of a model.
+"""Folds a calibration into the layers that produce the logits of a model.
 
-A linear layer or a convolution gives `W x + b` of what it sees. Where the answer is
-`sum_i gain_i * output_i` (two heads averaged, an ensemble, a factor at the end; each output may itself be a
-mean over tokens or places, or one of them), it is the answer of one linear layer: of the weights
-`gain_i * W_i` side by side. The calibration is folded into that one, and the result is cut again.
+A linear layer or a convolution computes `W x + b`. If the logits are `sum_i gain_i * output_i` (two averaged
+heads, an ensemble, a factor at the end; each output can be a mean over tokens or positions), they equal the output
+of one linear layer whose weight is the concatenation of `gain_i * W_i`. The calibration is folded into that layer,
+and the result is split into the original layers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MakeHead = Callable[[nn.Linear], nn.Module]
 
 
 def joined_head(layers: Sequence[nn.Module], gains: Sequence[float]) -> nn.Linear:
-    """The linear layer that gives the answer made of these: weights side by side, biases summed, in float64."""
+    """One linear layer with the same output: weights concatenated, biases summed, in float64."""
     parts = [weight_and_bias(layer) for layer in layers]
     weight = torch.cat([gain * part for gain, (part, _) in zip(gains, parts, strict=True)], 1)
     biases = [gain * bias for gain, (_, bias) in zip(gains, parts, strict=True) if bias is not None]
@@ -32,18 +32,18 @@ def joined_head(layers: Sequence[nn.Module], gains: Sequence[float]) -> nn.Linea
 
 
 def folded_layers(make_head: MakeHead, layers: Sequence[nn.Module], gains: Sequence[float]) -> list[nn.Module]:
-    """Layers in the place of the old ones whose answer is that of `make_head(joined_head(layers, gains))`."""
+    """Layers that replace the old ones and give the output of `make_head(joined_head(layers, gains))`."""
     joined = joined_head(layers, gains)
     made = make_head(joined)
     if not isinstance(made, nn.Linear):
         if len(layers) > 1 or gains[0] != 1 or not isinstance(layers[0], nn.Linear):
             raise UserError(
-                f"a {type(made).__name__} takes the place of one linear layer, and the answer of this model is not "
-                "what one linear layer gives; put the method behind the model: longtail.attach"
+                f"a {type(made).__name__} replaces one linear layer, but several layers produce the output of this "
+                "model; add the method after the model with longtail.attach"
             )
         return [_like(made, layers[0])]
-    # What is added whatever the bias was goes to the layers that have a bias, else to the first: an adapter that
-    # gained a bias would lose it where it is merged.
+    # The part of the new bias that does not depend on the old one goes to the layers that have a bias, otherwise to
+    # the first layer: an adapter without a bias would lose it when it is merged.
     added = _bias_of(make_head, joined.weight, None)
     parts = [weight_and_bias(layer) for layer in layers]
     takers = [number for number, (_, bias) in enumerate(parts) if bias is not None] or [0]
@@ -60,7 +60,7 @@ def folded_layers(make_head: MakeHead, layers: Sequence[nn.Module], gains: Seque
 
 
 def why_not_linear(layer: nn.Module, path: str, seen: Sequence[Seen]) -> str:
-    """What keeps a calibration out of the weights of a layer; empty if nothing does."""
+    """Why a calibration cannot be folded into the weights of a layer; empty if it can."""
     try:
         plain = _plain(layer, *weight_and_bias(layer, path))
     except UserError as error:
@@ -70,19 +70,19 @@ def why_not_linear(layer: nn.Module, path: str, seen: Sequence[Seen]) -> str:
         given, expected = output.cpu().double(), plain(features.cpu().double())
         if float((given - expected).abs().max()) > (1e-2 if exact else 0.1) * float(expected.abs().max()):
             return (
-                f"{path or 'the model'} ({type(layer).__name__}) does not give weight times input plus bias "
-                "(a cosine head?)"
+                f"{path or 'the model'} ({type(layer).__name__}) does not compute weight times input plus bias "
+                "(it may be a cosine head)"
             )
     return ""
 
 
 def _bias_of(make_head: MakeHead, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The bias of the head made of this weight and bias."""
+    """The bias of `make_head` applied to a layer with this weight and bias."""
     return cast(nn.Linear, make_head(linear_layer(weight.detach(), bias))).bias.detach()
 
 
 def _rebuilt(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A plain layer of the kind of the old one with another weight (K, D) and bias (K,)."""
+    """A layer of the same kind as the old one with another weight (K, D) and bias (K,)."""
     if hasattr(layer.weight, "full_tensor"):
         return scattered(layer, weight.view(cast(Tensor, layer.weight).shape), bias)
     return _like(_plain(layer, weight, bias), layer)
@@ -103,7 +103,7 @@ def _plain(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 
 def _like(new: nn.Module, old: nn.Module) -> nn.Module:
-    """The new layer of the type, on the device, in the mode of the old one, and trained if that is."""
+    """The new layer with the dtype, device, mode and `requires_grad` of the old one."""
     weight = cast(Tensor, old.weight)
     trained = any(parameter.requires_grad for parameter in old.parameters())
     return new.to(weight.device, weight.dtype).requires_grad_(trained).train(old.training)

@@ -1,4 +1,4 @@
-"""Layers that can be a head: linear layers and convolutions; what they see and give, and what they weigh."""
+"""Layers that can be a head: linear layers and convolutions; their inputs, outputs and weights."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def width(layer: nn.Module, output: Tensor) -> int:
-    """How many classes the output of a layer would be of."""
+    """The number of classes, if the output of this layer were logits."""
     return output.shape[-1 if isinstance(layer, nn.Linear) else 1]
 
 
 def _by_class(layer: nn.Module, values: Tensor, output: Tensor) -> Tensor:
-    """Numbers per class (K,) in the shape that goes with the output of a layer."""
+    """One number per class (K,), reshaped to broadcast with the output of a layer."""
     values = values.to(output.device, output.dtype)
     return values if isinstance(layer, nn.Linear) else values.view(-1, *[1] * (output.ndim - 2))
 
 
 @contextmanager
 def noting(layers: dict[str, nn.Module], samples: int) -> Iterator[dict[str, Tensor]]:
-    """Collect the last output of the layers that run; of those without one row per sample the shape alone."""
+    """Collect the last output of each layer that runs; only its shape if it is not one row per sample."""
     seen: dict[str, Tensor] = {}
 
     def keep(path: str) -> Any:
@@ -56,7 +56,7 @@ def watching(layers: dict[str, nn.Module]) -> Iterator[dict[str, list[Seen]]]:
 
     def keep(path: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
-            # Copies: the model may go on in place, and a view would keep all that it is a view of.
+            # Copies: the model may change a tensor in place, and a view would keep its whole base in memory.
             (features,) = inputs or (named["input"],)
             seen[path].append((whole(features).clone(), whole(output).clone()))
 
@@ -68,7 +68,7 @@ def watching(layers: dict[str, nn.Module]) -> Iterator[dict[str, list[Seen]]]:
 
 @contextmanager
 def changed(layers: Sequence[nn.Module], scale: Tensor, shift: Tensor) -> Iterator[None]:
-    """Layers that give `scale * output + shift`, class by class, while the block runs."""
+    """Inside the block the layers return `scale * output + shift`, class by class."""
 
     def hook(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output * _by_class(layer, scale, output) + _by_class(layer, shift, output)
@@ -79,7 +79,7 @@ def changed(layers: Sequence[nn.Module], scale: Tensor, shift: Tensor) -> Iterat
 
 @contextmanager
 def _hooks(wanted: Iterable[tuple[nn.Module, Any, bool]]) -> Iterator[None]:
-    """Hooks after the forward pass of layers, each with or without named inputs, while the block runs."""
+    """Register forward hooks, each with or without keyword arguments, while the block runs."""
     handles = [layer.register_forward_hook(hook, with_kwargs=named) for layer, hook, named in wanted]
     try:
         yield
@@ -89,7 +89,7 @@ def _hooks(wanted: Iterable[tuple[nn.Module, Any, bool]]) -> Iterator[None]:
 
 
 def one_vector_each(layer: nn.Module, seen: Sequence[Seen], samples: int) -> Tensor | None:
-    """The features (N, D) that a layer saw, if it ran once and saw one vector per sample."""
+    """The input features (N, D) of a layer, if it ran once and received one vector per sample."""
     if len(seen) != 1:
         return None
     features = seen[0][0]
@@ -104,12 +104,12 @@ def _is_pointwise(layer: nn.Module) -> bool:
 
 
 def weight_and_bias(layer: nn.Module, path: str = "") -> tuple[Tensor, Tensor | None]:
-    """Weight (K, D) and bias (K,) in float64 on the CPU; whole, where processes hold them in parts."""
+    """Weight (K, D) and bias (K,) in float64 on the CPU; sharded parameters are gathered."""
     weight = whole(cast(Tensor, layer.weight))
     if type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point():
         raise UserError(
-            f"{path or 'the model'} holds its weights quantised ({type(weight).__name__} of {weight.dtype}), calibrate "
-            "before that"
+            f"{path or 'the model'} has quantised weights ({type(weight).__name__} of {weight.dtype}); calibrate "
+            "before quantising"
         )
     bias = None if layer.bias is None else whole(cast(Tensor, layer.bias)).cpu().double()
     return weight.cpu().double().flatten(1), bias

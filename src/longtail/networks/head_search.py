@@ -1,9 +1,9 @@
-"""Which layers make the answer of anybody's model: found by running it on a few samples.
+"""Which layers produce the logits of any model: found by running the model on a few samples.
 
-Names and places can mislead; the answer does not. A layer whose output is the answer is the head. Where none
-is, the outputs of layers are scaled and shifted class by class, and the answer shows which of them it is made
-of: if it changes as they do, whatever stands between (a token picked, a mean over tokens, crops or two heads,
-a factor), then a calibration folded into those layers calibrates the answer.
+Names and positions of layers can mislead, so the search compares outputs. If the output of a layer equals the
+output of the model, that layer is the head. Otherwise the outputs of layers are scaled and shifted class by class.
+If the output of the model changes in the same way, a calibration that is folded into those layers calibrates the
+model, whatever lies between (selecting a token; a mean over tokens, crops or two heads; a constant factor).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.networks.answers import Place, places, shapes
 from longtail.networks.head_folding import why_not_linear
 from longtail.networks.head_layers import changed, layers_of, noting, one_vector_each, watching, width
+from longtail.networks.model_output import Place, places, shapes
 
 Form = Literal["logits", "log_softmax", "softmax"]
 Outputs = dict[str, Tensor]
@@ -27,15 +27,15 @@ Outputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Head:
-    """What the answer of a model is made of.
+    """The layers that produce the logits of a model.
 
     Args:
-        place: where the answer stands in what the model returns.
-        layers: paths of the layers whose outputs make it; none if there are no such layers.
-        gains: what the output of each is multiplied by.
-        form: what the model makes of the logits before it answers.
-        has_features: whether each of the layers sees one vector per sample.
-        obstacle: why nothing folds into the layers; empty if it does.
+        place: where the logits are in the output of the model.
+        layers: paths of the layers whose outputs add up to the logits; empty if there are none.
+        gains: the factor of each layer's output in that sum.
+        form: what the model applies to the logits at the end: nothing, a softmax or a log-softmax.
+        has_features: whether each of the layers receives one vector per sample.
+        obstacle: why a calibration cannot be folded into the layers; empty if it can.
     """
 
     place: Place
@@ -46,13 +46,13 @@ class Head:
     obstacle: str = ""
 
     def formed(self, logits: Tensor) -> Tensor:
-        """The answer that the model makes of logits (N, K)."""
+        """What the model returns for logits (N, K)."""
         return logits if self.form == "logits" else getattr(logits, self.form)(1)
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Compiled parts of a model run as plain Python, where hooks are heard."""
+    """Run compiled parts of a model without compilation, because hooks do not run in compiled code."""
     if hasattr(torch.compiler, "set_stance"):
         with torch.compiler.set_stance("force_eager"):
             yield
@@ -61,9 +61,9 @@ def uncompiled() -> Iterator[None]:
 
 
 def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | None = None) -> Head:
-    """What the answer of a model to `run()` is made of; with `only`, of that layer and those below it.
+    """The layers that produce the output of `run()`; with `only`, among that layer and those inside it.
 
-    `run` gives the answer to the same samples each time, with the same random numbers.
+    `run` runs the model on the same samples each time, with the same random numbers.
     """
     name, layers = type(model).__name__, layers_of(model)
     below = list(layers) if only is None else _below(model, only, layers)
@@ -72,36 +72,34 @@ def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | N
     spots = places(answer, samples)
     if not spots:
         raise UserError(
-            f"{name} answers with {shapes(answer)} for {samples} samples; it must give one row of at least two logits "
-            "per sample, one number per class"
+            f"{name} returns {shapes(answer)} for {samples} samples; it must return one row of logits per sample, "
+            "with at least two classes"
         )
     if not any(bool(spot.read(answer).isfinite().all()) for spot in spots):
-        raise UserError(f"{name} gives NaN or inf on the first batch; look at its inputs and weights")
+        raise UserError(f"{name} returns NaN or inf on the first batch; check its inputs and weights")
     ran = {path: output for path, output in seen.items() if path in below}
     heads = [_find(spot, spot.read(answer).detach(), layers, ran, run) for spot in spots]
     found = [head for head in heads if head is not None]
     if len(found) > 1:
         several = ", ".join(head.layers[-1] for head in found)
-        raise UserError(
-            f"{name} answers with the outputs of several layers ({several}); say which is the classifier: head="
-        )
+        raise UserError(f"{name} returns the outputs of several layers ({several}); name the classifier with head=")
     if found:
         return _examined(found[0], layers, run, samples)
     if only is not None:
         raise UserError(
-            f"the answer of {name} is not made of what {only!r} gives alone, so a calibration folded into that would "
-            "do something else; leave head= out to have the layers found that make the answer"
+            f"the output of {name} does not depend on the output of {only!r} alone, so a calibration folded into "
+            f"{only!r} would be wrong; leave out head= to search all layers"
         )
     if len(spots) > 1:
         raise UserError(
-            f"{name} answers with several tensors ({shapes(answer)}), and no layer shows which are the logits; return "
-            "them alone, or as the entry 'logits'"
+            f"{name} returns several tensors ({shapes(answer)}), and no layer shows which are the logits; return "
+            "only the logits, or name them as the entry 'logits'"
         )
     return _without_layers(model, spots[0], spots[0].read(answer))
 
 
 def _below(model: nn.Module, name: str, layers: dict[str, nn.Module]) -> list[str]:
-    """The layers that a name stands for: itself, or those inside of it; a layer may have another name too."""
+    """The layers that a name refers to: the layer itself, or the layers inside it."""
     try:
         named = {id(module) for module in model.get_submodule(name).modules()}
     except AttributeError:
@@ -122,7 +120,7 @@ def _find(
 
 
 def _direct(spot: Place, logits: Tensor, seen: Outputs) -> Head | None:
-    """The layer whose output is the answer, or becomes it by a softmax or its logarithm."""
+    """The layer whose output is the model's output, directly or through a softmax or log-softmax."""
     for path, output in reversed(seen.items()):
         rows = output.flatten(1)
         if rows.shape != logits.shape:
@@ -138,7 +136,7 @@ def _direct(spot: Place, logits: Tensor, seen: Outputs) -> Head | None:
 def _probed(
     spot: Place, logits: Tensor, layers: dict[str, nn.Module], seen: Outputs, run: Callable[[], Any]
 ) -> Head | None:
-    """The layers that the answer follows when their outputs are scaled and shifted."""
+    """The layers whose outputs, when scaled and shifted, scale and shift the output of the model."""
     before, exact = logits.cpu().double(), is_exact(logits)
     numbers = torch.arange(before.shape[1])
     size = float(before.abs().max()) or 1.0
@@ -165,13 +163,13 @@ def _probed(
 
 
 def _rounded(gain: float, share: float) -> float:
-    """A measured factor; a whole number or one by a whole number where it is that but for rounding."""
+    """A measured factor, rounded to n or 1/n for a whole number n if it is that close."""
     near = float(round(gain)) if abs(gain) >= 1 else 1 / round(1 / gain)
     return near if abs(near - gain) <= share * abs(gain) else gain
 
 
 def _examined(head: Head, layers: dict[str, nn.Module], run: Callable[[], Any], samples: int) -> Head:
-    """The head with what only its own layers show: whether they are linear, and what they see."""
+    """The head, completed by running its own layers: whether they are linear, and what inputs they receive."""
     own = {path: layers[path] for path in head.layers}
     with watching(own) as seen:
         run()
@@ -185,17 +183,19 @@ def _without_layers(model: nn.Module, spot: Place, logits: Tensor) -> Head:
     name = type(model).__name__
     if float(logits.min()) >= 0 and float(logits.max()) <= 1:
         raise UserError(
-            f"{name} answers with numbers between 0 and 1, probabilities or sigmoids, and no layer shows the logits "
-            "they come from; return the logits"
+            f"{name} returns numbers between 0 and 1 (probabilities or sigmoids), and no layer outputs their logits; "
+            "return the logits"
         )
     quantised = [path for path, layer in model.named_modules() if ".quantized." in type(layer).__module__]
     if quantised:
-        return Head(spot, obstacle=f"its layers are quantised ({quantised[-1]}), calibrate before that")
-    return Head(spot, obstacle=f"no linear layer or convolution of {name} makes its answer {tuple(logits.shape)}")
+        return Head(spot, obstacle=f"its layers are quantised ({quantised[-1]}); calibrate before quantising")
+    return Head(
+        spot, obstacle=f"no linear layer or convolution of {name} produces its output of shape {tuple(logits.shape)}"
+    )
 
 
 def close(one: Tensor, other: Tensor, share: float = 1e-3) -> bool:
-    """Whether two tensors are equal but for a share of the largest number."""
+    """Whether two tensors differ by at most `share` of the largest number."""
     return float((one - other).abs().max()) <= share * float(other.abs().max())
 
 

@@ -1,13 +1,13 @@
-"""Hybrid-SC: a contrastive branch shapes the features, a classifier branch on balanced images takes over.
+"""Hybrid-SC: a contrastive branch learns the features; training shifts to a classifier branch on balanced images.
 
-    loss = alpha * contrast(two views, as they come) + (1 - alpha) * CE(class-balanced images)
+    loss = alpha * contrast(two views, instance sampling) + (1 - alpha) * CE(class-balanced sampling)
 
 with `alpha = 1 - (epoch / epochs)²`. The branches share the backbone; the contrastive one has a
 projection of one hidden layer and is not used at test. The contrast is between pairs (SC), or
 between images and one learnt prototype per class (PSC).
 
-The authors released no code: the projection's width and the prototypes' first values are ours. They
-train with batches of 512, learning rate 0.5 and weight decay 1e-4; a recipe's own rate is kept here.
+The authors released no code; the width of the projection and the initial prototypes are our choice. They
+train with batches of 512, learning rate 0.5 and weight decay 1e-4; here these are those of the recipe.
 
 Paper: Wang et al., Contrastive Learning based Hybrid Networks for Long-Tailed Image
 Classification, CVPR 2021.
@@ -38,7 +38,7 @@ class HybridSC(nn.Module):
 
     Args:
         backbone: images to features (N, D).
-        class_counts: (K,) training images per class; only their number is used.
+        class_counts: (K,) training images per class; only K is used.
         variant: "sc" contrasts pairs of images, "psc" images with class prototypes.
         projection: width P of the contrastive branch.
 
@@ -75,7 +75,7 @@ class HybridSC(nn.Module):
         return self.head(self.features(images))
 
     def project(self, features: Tensor) -> Tensor:
-        """Features (N, D) to unit vectors (N, P) to be contrasted."""
+        """Features (N, D) to unit vectors (N, P) for the contrastive loss."""
         return unit(single_at_least(self.projection(features)))
 
 
@@ -87,7 +87,7 @@ class HybridSCObjective(Objective):
 
     Args:
         class_counts: (K,) training images per class.
-        temperature: of the contrast; the authors use 0.1 (for PSC on CIFAR-10-LT: 1).
+        temperature: of the contrastive loss; the authors use 0.1 (for PSC on CIFAR-10-LT: 1).
     """
 
     def __init__(self, class_counts: Tensor, *, temperature: float = 0.1) -> None:
@@ -105,7 +105,7 @@ class HybridSCObjective(Objective):
         return alpha * self._contrast(network, features[:views], first.labels) + (1 - alpha) * classifier
 
     def _contrast(self, network: HybridSC, features: Tensor, target: Tensor) -> Tensor:
-        """Of features (2 N, D): first views, then second views of the same images."""
+        """Contrastive loss of features (2 N, D): first views, then second views of the same images."""
         vectors = network.project(features)
         with torch.autocast(vectors.device.type, enabled=False):
             if network.prototypes is not None:

@@ -17,7 +17,7 @@ from longtail.data.loading import Batch
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: `step` of `steps`, `epoch` (from 0) of `epochs`, and the learning rate of the step."""
+    """How far training is: `step` of `steps`, `epoch` (from 0) of `epochs`, and the learning rate of the step."""
 
     step: int
     steps: int
@@ -32,9 +32,9 @@ class Progress:
 
 
 class Objective(nn.Module, ABC):
-    """The loss of a method, and how its training differs from the usual.
+    """The loss of a method, and how its training differs from plain training.
 
-    Class attribute `stages`: stages of training; the learning rate starts anew in each.
+    Class attribute `stages`: number of training stages; the learning rate schedule restarts in each.
     """
 
     stages: ClassVar[int] = 1
@@ -44,12 +44,12 @@ class Objective(nn.Module, ABC):
         """The loss of one batch per stream of images."""
 
     def rate(self, part: str, progress: Progress) -> float:
-        """What the learning rate of a part of the network (its attribute, such as "backbone") is multiplied by."""
+        """Factor of the learning rate for one part of the network (an attribute name, such as "backbone")."""
         return 1.0
 
 
 class LossObjective(Objective):
-    """`loss(logits, target)` on one stream of images; methods with more to say have their own."""
+    """`loss(logits, target)` on one stream of images; methods that need more have their own objective."""
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""OLTR: rare classes borrow from a memory of class centroids, and images far from all of them are doubted.
+"""OLTR: a memory of class centroids completes the features; features far from all centroids get small logits.
 
 With direct features f (after modulated attention, see `attention`), centroids M (K, D) and d the
 distance from f to the nearest of them:
@@ -7,15 +7,15 @@ distance from f to the nearest of them:
     logits = 16 * v / (1 + |v|) · W / |W|
     loss   = CE(logits, y) + 0.01 * centroid_loss(f, y, M)
 
-The authors train in two stages; a run here does both, half of its steps each (theirs: 30 + 60 epochs
-on ImageNet-LT, 30 + 30 on Places-LT). In the first, f has no attention and the hallucinator is a plain
-classifier, while the mean feature of each class is kept. Then the means become the centroids, the
-learning rate starts anew, and classes are drawn equally often (sampler `deferred`). As in the
-released code, features and centroids are then trained at a tenth of the rate of the classifier; on
-photographs a linear layer of 512 numbers (`fc_add` there) follows the backbone.
+The authors train in two stages; a run here does both, each in half of its steps (theirs: 30 + 60 epochs
+on ImageNet-LT, 30 + 30 on Places-LT). In the first stage f has no attention, the hallucinator is a plain
+classifier, and the mean feature of each class is tracked. In the second stage the means become the
+centroids, the learning rate schedule restarts, and classes are drawn equally often (sampler `deferred`). As
+in the released code, features and centroids are then trained with a tenth of the classifier's learning rate;
+on photographs a linear layer with 512 outputs (`fc_add` in the released code) follows the backbone.
 
-The centroids follow the true derivative of their loss; the released code has a hand-written one that
-ignores the weight 0.01. The rate falls along a cosine, there in steps.
+Two differences from the released code: the centroids follow the exact gradient of their loss (the released code
+writes the gradient by hand and ignores the weight 0.01), and the learning rate follows a cosine instead of steps.
 
 Paper: Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019.
 """
@@ -52,10 +52,10 @@ class OLTR(nn.Module):
         backbone: images to feature maps.
         class_counts: (K,) training images per class.
         scale: of the cosine head.
-        grid: side of the grid on which the attention scores places; see `ModulatedAttention`.
-        layer: width of a linear layer with ReLU after the backbone; None for none. The authors have 512.
+        grid: side of the grid on which the attention scores positions; see `ModulatedAttention`.
+        layer: width of a linear layer with ReLU after the backbone; None for no layer. The authors use 512.
 
-    Attribute `memory_on` tells the halves of training apart; it is saved with the weights.
+    The attribute `memory_on` is False in the first stage and True in the second; it is saved with the weights.
 
     >>> from longtail.backbones import build_backbone
     >>> model = OLTR(build_backbone("digits", in_channels=1), torch.tensor([90, 9, 3])).eval()
@@ -93,29 +93,29 @@ class OLTR(nn.Module):
 
     @torch.no_grad()
     def switch_memory_on(self) -> None:
-        """From here on the class means are centroids that are trained."""
+        """Start the second stage: the class means become trainable centroids."""
         self.centroids.copy_(self.class_means.means())
         self.memory_on = True
 
     def direct_features(self, images: Tensor) -> Tensor:
-        """Features (N, D) before the memory is asked."""
+        """Features (N, D) before the memory is used."""
         feature_map = cast(Backbone, self.backbone).feature_map(images)
         if self.memory_on:
             feature_map = self.attention(feature_map)
         return self.layer(feature_map.mean(dim=(2, 3)))
 
     def infused(self, direct: Tensor) -> Tensor:
-        """What the memory adds to direct features (N, D), (N, D)."""
+        """The part (N, D) that the memory adds to direct features (N, D)."""
         remembered = self.hallucinator(direct).softmax(1) @ self.centroids.detach()
         return torch.tanh(self.selector(direct)) * remembered
 
     def embed(self, direct: Tensor) -> Tensor:
-        """Direct features (N, D) to what the head takes: v / (1 + |v|), (N, D)."""
+        """Direct features (N, D) to the input of the head: v / (1 + |v|), (N, D)."""
         with torch.autocast(direct.device.type, enabled=False):
             direct = single_at_least(direct)
             whole = direct + self.infused(direct)
             distance = lengths(direct - self._nearest(direct))
-            # The same with numerator and denominator times d, which may be 0.
+            # v / (1 + |v|) with numerator and denominator multiplied by the distance d, because d may be 0.
             return REACH * whole / (distance + REACH * lengths(whole)).clamp(min=SHORTEST)
 
     @torch.no_grad()
@@ -126,7 +126,7 @@ class OLTR(nn.Module):
         ]
 
     def features(self, images: Tensor) -> Tensor:
-        """What the logits are linear in, (N, D)."""
+        """The input of the linear head, (N, D)."""
         direct = self.direct_features(images)
         return self.embed(direct) if self.memory_on else direct
 
@@ -134,20 +134,21 @@ class OLTR(nn.Module):
         return (self.head if self.memory_on else self.hallucinator)(self.features(images))
 
     def predict_open(self, images: Tensor, threshold: float = 0.1) -> Tensor:
-        """Classes (N,), -1 where no class has a probability of `threshold`: an unknown one."""
+        """Predicted classes (N,); -1 (unknown) if no class reaches the probability `threshold`."""
         with evaluating(self):
             probability, best = self(images).softmax(1).max(1)
         return torch.where(probability < threshold, UNKNOWN, best)
 
 
 def centroid_loss(features: Tensor, target: Tensor, centroids: Tensor, *, repel: float = 0.01) -> Tensor:
-    """Near the own centroid, far from the others: features (N, D), target (N,), centroids (K, D).
+    """Pulls features (N, D) to the centroid of their class (target (N,)) and away from the others of (K, D).
 
     `sum_i |f_i - c_y|² / 2N + repel * max(0, 10 - sum_i sum_{j ≠ y} |f_i - c_j|² / NK)`
     """
     count, classes = len(features), len(centroids)
     own = (features - centroids[target]).square().sum()
-    # All pairs at once: the squared distances to K points are K times that to their centre, and their spread.
+    # Without an (N, K, D) array: the squared distances to K points sum to K times the squared distance to their
+    # centre plus the sum of their own squared distances to the centre.
     centre = centroids.mean(0)
     every = classes * (features - centre).square().sum() + count * (centroids - centre).square().sum()
     return own / (2 * count) + repel * F.relu(MARGIN - (every - own) / (count * classes))
@@ -160,7 +161,7 @@ class OLTRObjective(Objective):
         class_counts: (K,) training images per class.
         centroid_weight: weight of the centroid loss.
         first_rate: learning rate of the features in the first stage, relative to the classifier's.
-        second_rate: the same of features and centroids in the second.
+        second_rate: learning rate of features and centroids in the second stage, relative to the classifier's.
     """
 
     stages = 2
@@ -198,7 +199,7 @@ class OLTRObjective(Objective):
 
 
 def _idle(network: OLTR) -> Tensor:
-    """0, by all parameters of the second half: processes that train together wait for a gradient of each."""
+    """0, computed from all parameters of the second stage: DistributedDataParallel waits for a gradient of each."""
     modules = (network.attention, network.selector, network.head)
     parameters = [network.centroids, *(parameter for module in modules for parameter in module.parameters())]
     return 0 * torch.stack([parameter.sum() for parameter in parameters]).sum()

@@ -1,6 +1,6 @@
-"""The layers that a run folder can hold as a head, by the name of their class.
+"""The layers that a run folder can store as a head, by class name.
 
-A calibrated model is opened again by this name. A method that folds needs no entry: its head is linear.
+A calibrated model is opened by this name. A method that folds needs no entry: its head is linear.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAVED_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 def saved_head(model: nn.Module) -> nn.Module:
-    """The layer in the head's place: features (N, D) to logits (N, K); linear, or one of the others around it."""
+    """The head of a model, features (N, D) to logits (N, K): a linear layer, or a `SAVED_HEADS` module around it."""
     path = guess_head(model)
     around = model.get_submodule(path.rpartition(".")[0])
     return around if type(around).__name__ in SAVED_HEADS else model.get_submodule(path)

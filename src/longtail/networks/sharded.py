@@ -1,4 +1,4 @@
-"""Parameters that several processes hold in parts: `DTensor`, and models wrapped by FSDP."""
+"""Sharded parameters: `DTensor`, and models wrapped by FSDP."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from longtail.errors import UserError
 
 HOW_TO_GO_ON = (
-    "gather its weights into a plain model and calibrate that, or keep it as it is: fit the method on "
-    "longtail.extract(model, loader) and put it behind the model with longtail.attach(model, method)"
+    "gather its weights into a plain model and calibrate that, or fit the method on "
+    "longtail.extract(model, loader) and add it after the model with longtail.attach(model, method)"
 )
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor without history; one that processes hold in parts is put together."""
+    """A detached tensor; a sharded one is gathered."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def runs_together(model: nn.Module) -> bool:
-    """Whether processes exchange something each time the model runs, so that all of them must run it."""
+    """Whether a forward pass makes collective calls, so that all processes must run it."""
     return is_fsdp(model) or any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
@@ -33,18 +33,18 @@ def is_fsdp(model: nn.Module) -> bool:
 
 
 def refuse_copies_of_fsdp(model: nn.Module) -> None:
-    """FSDP models cannot be copied, so there is no new one to give back."""
+    """Refuse FSDP models: they cannot be copied, so a calibrated copy cannot be returned."""
     if is_fsdp(model):
         raise UserError(f"{type(model).__name__} is wrapped by FSDP, which cannot be copied; {HOW_TO_GO_ON}")
 
 
 def scattered(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A copy of a layer whose weight is a `DTensor`, with new numbers held in the same parts."""
+    """A copy of a layer whose weight is a `DTensor`, with new values and the same placements."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     new = copy.deepcopy(layer)
     old: Any = layer.weight
-    # A bias goes with the rows of the weight; across its columns every process has all of it.
+    # A bias is sharded like the rows of the weight; where columns are sharded, it is replicated.
     beside = [part if part.is_shard(0) else Replicate() for part in old.placements]
     parts = {"weight": old.placements, "bias": getattr(layer.bias, "placements", beside)}
     for name, value in (("weight", weight), ("bias", bias)):

@@ -1,4 +1,4 @@
-"""A linear layer whose outputs become logarithms of sigmoids: what Platt scaling puts in a head's place."""
+"""A linear layer followed by a log-sigmoid: the head that Platt scaling produces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from longtail.networks.head import new_linear
 
 
 class SigmoidHead(nn.Module):
-    """Features (N, D) to `log sigmoid(W f + b)` (N, K), whose softmax are the sigmoids divided by their sum."""
+    """Features (N, D) to `log sigmoid(W f + b)` (N, K); the softmax of these is the sigmoids divided by their sum."""
 
     def __init__(self, in_features: int, num_classes: int) -> None:
         super().__init__()

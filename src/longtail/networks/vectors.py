@@ -1,7 +1,7 @@
-"""Vectors of length one, and linear heads whose class vectors have it.
+"""Unit vectors, and linear heads whose class vectors are unit vectors.
 
-A head made here is an `nn.Linear` whose `weight` is the normalised one. A network that ends in it
-is linear in what goes into it, so margins, extraction and calibration treat it like any other.
+A head made here is an `nn.Linear` whose `weight` is the normalised weight. The logits are linear in the input of
+the head, so margins, extraction and calibration treat it like any other linear head.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-SHORTEST = 1e-6  # shorter vectors stay shorter than one: no division by zero, no exploding gradient
+SHORTEST = 1e-6  # shorter vectors are not stretched to length 1: no division by zero, no exploding gradient
 
 
 def lengths(x: Tensor) -> Tensor:
-    """Euclidean lengths over the last dimension, (…, 1), without overflow on the way."""
+    """Euclidean lengths over the last dimension, (…, 1), computed without overflow."""
     scaled, scale = _scaled(x)
     return scale * torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
 
@@ -32,16 +32,16 @@ def unit(x: Tensor) -> Tensor:
 
 
 def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Large vectors brought down to entries of at most 1, and by how much.
+    """x divided by a scale so that no entry exceeds 1, and the scale.
 
-    No gradient goes through the scale: neither length nor direction depends on it.
+    No gradient flows through the scale: neither length nor direction depends on it.
     """
     scale = x.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     return x / scale, scale
 
 
 class UnitRows(nn.Module):
-    """Rows of a weight (K, D), cut into `blocks` pieces w, each as `scale * w / (|w| + gamma)`."""
+    """Splits each row of a weight (K, D) into `blocks` parts w and normalises each: `scale * w / (|w| + gamma)`."""
 
     def __init__(self, scale: float, blocks: int = 1, gamma: float = 0.0) -> None:
         super().__init__()
