@@ -1,7 +1,7 @@
 """Long-tailed recognition: margin calibration and the methods around it.
 
 Names are imported when they are first used, so that `import longtail` and `longtail --help` are quick.
-Type checkers and editors see the real ones.
+Type checkers and editors see their real types.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from longtail.training.defaults import recipe_for
     from longtail.training.loop import train
 else:
-    # Name → where it is at home; the same as above.
+    # Name → module that defines it; the same names as above.
     _HOMES = {
         "Auto": "posthoc.auto",
         "CRT": "posthoc.crt",

@@ -1,4 +1,4 @@
-"""What a training run is: one flat record, from a recipe, a TOML file and the command line.
+"""The settings of a training run: one flat record, from a recipe, a TOML file and the command line.
 
 This file imports nothing heavy: `longtail --help` reads it.
 """
@@ -17,32 +17,32 @@ from longtail.errors import UserError, choose, number, whole_number
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, and how their tail is cut."""
+    """Which images, and how the long tail is made."""
 
     data: str = "digits"
-    """Kind of data set; `longtail train --help` lists them with what they look like on disk."""
+    """Kind of data set; `longtail train --help` lists the kinds and their files."""
     root: str | None = None
     """Folder of the data set (default: $LONGTAIL_CACHE or ~/.cache/longtail)."""
     train_list: str | None = None
     """File of the training images: a list with 'path label' per line, a .csv, or a .parquet file."""
     validation_list: str | None = None
-    """The same of the validation images; without one a part of the training images is held out."""
+    """File of the validation images; without it a part of the training images is held out."""
     test_list: str | None = None
-    """The same of the test images."""
+    """File of the test images."""
     profile: Literal["none", "exp", "step"] = "none"
-    """How class sizes are made to fall from head to tail; 'none' leaves the data set as it is."""
+    """Shape of the long tail that is cut from the data set; 'none' keeps all images."""
     imbalance: float = 100.0
-    """Imbalance factor: images of the largest class over images of the smallest."""
+    """Imbalance factor: images of the largest class divided by images of the smallest."""
     shuffle_classes: bool = False
-    """Let the seed decide which classes are head and which are tail, instead of the data set's order."""
+    """Order the classes from head to tail randomly (by the seed) instead of in the order of the data set."""
     validation: float = 0.1
-    """Share of every class's training images held out for validation; 0 for none."""
+    """Share of the training images of every class that is held out for validation; 0 for none."""
     validation_from: Literal["every", "head"] = "every"
-    """Classes that give validation images: 'every' class, or the larger half ('head'), which costs the tail nothing."""
+    """Hold out validation images of 'every' class, or only of the larger half ('head'), so tail classes lose none."""
     skip_broken: bool = False
-    """Leave out images that cannot be read, and count them, instead of stopping."""
+    """Skip images that cannot be read, and count them, instead of stopping."""
     seed: int = 0
-    """Decides which images are kept, their order, augmentation and the first weights."""
+    """Random seed of the selected images, their order, augmentation and the initial weights."""
 
     def __post_init__(self) -> None:
         _check_words(self)
@@ -54,11 +54,11 @@ class TrainConfig(DataConfig):
     """A stage-one training run."""
 
     method: str = "softmax"
-    """How to train: `longtail methods` lists the names."""
+    """Training method; `longtail methods` lists the names."""
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
     sampler: str | None = None
-    """Order of the images, instead of the method's own: instance, class-balanced, square-root, …"""
+    """Sampler to use instead of the method's own: instance, class-balanced, square-root, …"""
 
     backbone: str
     """Network: digits, resnet8/14/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50."""
@@ -77,7 +77,7 @@ class TrainConfig(DataConfig):
     batch_size: int = 128
     """Images per step and stream of images (BBN has two, Hybrid-SC three), over all processes."""
     accumulate: int = 1
-    """Work each batch in this many parts to save memory."""
+    """Split each batch into this many parts to save memory (gradient accumulation)."""
     lr: float = 0.1
     """Learning rate after warm-up; falls to 0 along a cosine."""
     momentum: float = 0.9
@@ -92,7 +92,7 @@ class TrainConfig(DataConfig):
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, …"""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the forward pass."""
+    """Precision of the forward pass."""
     compile: bool = False
     """Compile the network with torch.compile."""
     workers: int = WORKERS
@@ -107,7 +107,7 @@ class TrainConfig(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.epochs is None) == (self.iterations is None):
-            raise UserError("give the length of training as either --epochs or --iterations")
+            raise UserError("give the length of training with either --epochs or --iterations")
         _check_numbers(self, NUMBERS)
         if not isinstance(self.options, dict) or not isinstance(self.augment, tuple):
             raise UserError("options must be names and values, and augment a list of names")
@@ -162,7 +162,7 @@ def _check_words(config: DataConfig) -> None:
 
 MOST_TOML = 1 << 20  # bytes
 
-# May differ when a run is resumed: they say where the work is done, not what is computed.
+# Settings that may differ when a run is resumed: they do not change the result.
 PLACES = ("root", "device", "workers", "cache_gb", "checkpoint_every")
 
 
@@ -174,7 +174,7 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
     """A configuration from plain values (a TOML or JSON file), on top of `base`."""
     known = [item.name for item in fields(TrainConfig)]
     if not isinstance(values, dict):
-        raise UserError("a configuration is names and values")
+        raise UserError("a configuration must be a table of names and values")
     values = {name.replace("-", "_"): value for name, value in values.items()}
     for name in values:
         choose("setting", name, known)
@@ -182,7 +182,7 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
         values["augment"] = tuple(map(str, values["augment"]))
     if isinstance(values.get("options"), dict):
         values["options"] = {name: str(value) for name, value in values["options"].items()}
-    # Giving one way to say the length takes the place of the other.
+    # Both give the length of training, so one replaces the other.
     if values.get("epochs") is not None and "iterations" not in values:
         values["iterations"] = None
     if values.get("iterations") is not None and "epochs" not in values:
@@ -210,7 +210,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
 
 
 def describe(config: TrainConfig, name: str | None = None) -> str:
-    """Data (or what they are called), tail, network and length of training in one line."""
+    """Data set, tail, network and length of training in one line."""
     tail = f" long-tailed ({config.profile}, imbalance {config.imbalance:g})" if config.profile != "none" else ""
     length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations:,} iterations"
     return f"{name or config.data}{tail}, {config.backbone}, {length} of batch {config.batch_size}"

@@ -1,4 +1,4 @@
-"""The one exception for mistakes a user can correct, what stops a command, and the exit codes of the command line."""
+"""The exception for mistakes that a user can correct, the exceptions that stop a command, and the exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 EXIT_USER_ERROR = 2
-EXIT_SIGNAL = 128  # and the number of the signal, as shells do it
+EXIT_SIGNAL = 128  # plus the number of the signal, as in shells
 EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
 EXIT_TERMINATED = EXIT_SIGNAL + signal.SIGTERM
 EXIT_CODES = (
@@ -19,23 +19,23 @@ EXIT_CODES = (
     f"{EXIT_TERMINATED} terminated."
 )
 
-LARGEST = 2**63 - 1  # whole number that every library below us takes
+LARGEST = 2**63 - 1  # the largest whole number that every library we call accepts
 _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
 class UserError(ValueError):
-    """Something the caller can correct: the message says what is wrong, where, and what to do.
+    """A mistake that the caller can correct: the message says what is wrong, where, and what to do.
 
     The command line prints it as one line and exits with code 2; in Python it is a `ValueError`.
     """
 
 
 class ReportedElsewhere(UserError):
-    """A mistake that another of the processes that work together says: this one only stops."""
+    """An error that another process of the group reports; this process only stops."""
 
 
 class Interrupted(Exception):
-    """Training was asked to stop by a signal, and its checkpoint is written."""
+    """A signal stopped training, and the checkpoint is written."""
 
     def __init__(self, step: int, number: int = signal.SIGINT) -> None:
         super().__init__(step, number)
@@ -47,11 +47,11 @@ class Interrupted(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived where there is nothing to save: what is half done is removed, as after Ctrl-C."""
+    """SIGTERM arrived in a command that saves no state: unfinished files are removed, as after Ctrl-C."""
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return `name` if it is valid, else raise an error that lists what is.
+    """Return `name` if it is valid; otherwise raise an error that lists the valid names.
 
     >>> choose("sampler", "instnce", ["instance", "reversed"])
     Traceback (most recent call last):
@@ -80,7 +80,7 @@ def number(name: str, value: Any, **bounds: float) -> float:
 
 
 def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int = LARGEST) -> int:
-    """A setting that counts something."""
+    """A setting as a whole number within bounds."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
         raise UserError(f"{name} must be a whole number of at least {at_least}, not {value!r}")
     if int(value) > at_most:

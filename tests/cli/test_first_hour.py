@@ -253,7 +253,7 @@ def test_images_that_cannot_be_read_are_left_out_if_asked(capsys, photos, traine
     good = sorted((photos / "Testing" / "one").glob("*.png"))[0]
     code, out, said = run(capsys, "predict", trained, tmp_path / "broken.png", good, "--skip-broken", "--workers=0")
     assert code == 0
-    assert "left out, because it cannot be read" in said
+    assert "skipped, because it cannot be read" in said
     assert "1 images" in out
 
 

@@ -224,4 +224,4 @@ def test_commands_of_one_process_refuse_more(monkeypatch, capsys):
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["compare", "digits-lt"]) == 2
-    assert "longtail compare is one process; under torchrun run one of: train, extract" in capsys.readouterr().err
+    assert "longtail compare runs in one process; torchrun works with: train, extract" in capsys.readouterr().err

@@ -227,6 +227,6 @@ def test_a_signal_in_a_comparison_is_one_line_and_the_same_command_goes_on(tmp_p
     asked = iter(range(1, 1000))
     monkeypatch.setattr(StopRequest, "requested", lambda self, world: number if next(asked) == 3 else 0)
     assert main(words) == 128 + number
-    assert capfd.readouterr().err == "longtail: stopped after step 3; the same command goes on from there\n"
+    assert capfd.readouterr().err == "longtail: stopped after step 3; run the same command again to continue\n"
     assert main(words) == 0
     assert (tmp_path / "out" / "results.csv").is_file()

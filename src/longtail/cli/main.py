@@ -40,10 +40,10 @@ COMMANDS = {
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "calibrate a trained model, or saved logits: MARC and other methods (stage two)",
     "compare": "compare methods over seeds: tables with intervals",
-    "reproduce": "make a table or figure of the paper from nothing, beside the paper's numbers",
-    "diagnose": "is this model long-tail biased? would calibration help?",
-    "report": "an HTML page and figures: margins, accuracy, operating points, before and after",
-    "predict": "names and probabilities for new images",
+    "reproduce": "reproduce a table or figure of the paper, next to the paper's numbers",
+    "diagnose": "measure whether a model is biased by the long tail, and whether calibration would help",
+    "report": "make an HTML page and figures: margins, accuracy, operating points, before and after",
+    "predict": "predict the classes of new images, with probabilities",
     "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
     "methods": "list every method: family, paper, what it trains and what it needs",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except Interrupted as stop:
         if is_main_process():
-            _print_error(f"{stop}; the same command goes on from there")
+            _print_error(f"{stop}; run the same command again to continue")
         return EXIT_SIGNAL + stop.signal
     except KeyboardInterrupt as stop:
         terminated = isinstance(stop, Terminated)
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_error("terminated" if terminated else "interrupted")
         return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`longtail … | head`): not our mistake.
+        # The program that reads our output has ended (`longtail … | head`); this is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does: what is half done is removed. Training saves its state first."""
+    """Let SIGTERM end a command as Ctrl-C does: unfinished files are removed. Training saves its state first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -120,7 +120,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     name = choose("command", ALIASES.get(words[0], words[0]), COMMANDS)
     if name not in TOGETHER and number_of("WORLD_SIZE", 1) > 1:
-        raise UserError(f"longtail {name} is one process; under torchrun run one of: {', '.join(TOGETHER)}")
+        raise UserError(f"longtail {name} runs in one process; torchrun works with: {', '.join(TOGETHER)}")
     module = importlib.import_module(f"longtail.cli.commands.{name}")
     return int(module.main(words[1:]) or 0)
 
@@ -137,13 +137,13 @@ def _print_help() -> None:
 
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
-    """A warning as one line, without the place in the code that it comes from."""
+    """A warning as one line, without file name and line number."""
     if is_main_process():
         _print_error(f"warning: {message}")
 
 
 def _complain(message: str) -> None:
-    """Print an error, unless another process that torchrun started has said the same."""
+    """Print an error, unless another process of the same torchrun has printed it."""
     if has_agent_store() and os.environ.get("WORLD_SIZE") != "1":
         from longtail.distributed.store import first_to_say
 
@@ -153,6 +153,6 @@ def _complain(message: str) -> None:
 
 
 def _print_error(message: str) -> None:
-    """One line, even where a message from a library was quoted."""
+    """The message as one line, even if it quotes a message of several lines from a library."""
     line = " ".join(message.split())
     Console(stderr=True, highlight=False).print(f"longtail: {line}", markup=False, soft_wrap=True)

@@ -62,7 +62,7 @@ def _alternatives(hint: Any) -> list[Any]:
 
 
 def require_known(kind: Any, words: Sequence[str], command: str) -> None:
-    """Complain of the first option that the command does not have."""
+    """Raise for the first option that the command does not have."""
     options = {word.name: word for word in words_of(kind)}
     known = [*ALWAYS, *options]
     for word in words:

@@ -1,4 +1,4 @@
-"""What all commands share: parsing, and where results are printed."""
+"""Shared by all commands: parsing options and printing results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Output:
 
 
 def refuse(options: Output, names: Sequence[str], source: Path, kind: str) -> None:
-    """Options of the other kind of source must be left as they are."""
+    """Refuse options that apply only to the other kind of source."""
     for known in fields(options):
         if known.name in names and getattr(options, known.name) != known.default:
             option, other = known.name.replace("_", "-"), "saved logits" if kind == "a run" else "run folders"
@@ -78,7 +78,7 @@ def parse(kind: type[T], words: Sequence[str], command: str, text: str, default:
 
 
 def _require_words(words: Sequence[str]) -> None:
-    """An empty word would be taken for the current folder, and no path has a NUL."""
+    """Refuse empty words, which would mean the current folder, and words with a NUL, which no path can have."""
     for place, word in enumerate(words):
         if not word or (word.endswith("=") and word.startswith("--")):
             before = word.rstrip("=") or (words[place - 1] if place else "a word")

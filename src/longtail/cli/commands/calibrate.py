@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 HELP = """Calibrate a trained classifier: MARC by default, any post-hoc method by name.
 
 For a run folder: runs the model once over its training images (one augmented view), fits the method
-and writes the calibrated model as a run folder of its own, RUN/METHOD. A method that needs only some
-images of every class reads no more (--images-per-class all reads all of them).
+and writes the calibrated model to a new run folder, RUN/METHOD. If the method needs only some images of
+every class, only those are read (--images-per-class all reads all of them).
 
 For saved logits: no model is needed. Give the logits of training images as a .npz with logits (N, K)
 and labels (N,), a .npy with --labels, a .csv with a column called label, or .safetensors. Held-out
 logits (--validation, --test) are scored before and after. If the file has head_weight, MARC scales
-its shifts by the norms of the class vectors (1 without it), and the calibrated head is written to
+its shifts by the norms of the class vectors (otherwise by 1), and the calibrated head is written to
 head.safetensors.
 
 Examples:
@@ -52,18 +52,18 @@ class Calibrate(Output):
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
     then: Literal["temperature"] | None = None
-    """Afterwards: one temperature for honest confidence, fitted on the held-out images."""
+    """Second step after the method: one temperature that corrects the confidence, fitted on held-out images."""
     out: Path | None = None
-    """Where the result goes (default: RUN/METHOD; needed for a file)."""
+    """Folder of the result (default: RUN/METHOD; required for a file)."""
     overwrite: bool = False
-    """Replace what is there."""
+    """Replace the folder if it exists."""
 
     views: int = 1
     """Run: augmented passes over the training images; 0 for clean images."""
     images_per_class: int | Literal["all", "auto"] = "auto"
     """Run: at most so many training images of every class; auto: as many as the method needs."""
     seed: int = 0
-    """Run: decides which images these are."""
+    """Run: random seed that selects these images."""
     root: str | None = None
     """Run: folder of the data set, if it has moved since training."""
     device: str = "auto"
@@ -74,7 +74,7 @@ class Calibrate(Output):
     labels: Path | None = None
     """File: labels of a .npy file of logits."""
     validation: Path | None = None
-    """File: held-out logits and labels, for settings chosen on them."""
+    """File: held-out logits and labels, on which settings are chosen."""
     test: Path | None = None
     """File: logits and labels to report on."""
 

@@ -17,13 +17,13 @@ HELP = """Compare methods on one data set over several seeds.
 
 longtail compare DATA --methods NAME … --out FOLDER [OPTIONS]
 
-Every decision-boundary method of a seed calibrates the same softmax model, or that of the stage-one method
-before a plus sign: balanced-softmax+marc. Every stage-one method takes the same number of steps. Cells that are
-done are not done again: the same command goes on after an interruption, and adding methods or seeds costs only
-the new cells. Options of a method are written name:option=value. DATA (a recipe, or the path of images), --config
+For each seed, every decision-boundary method calibrates the same softmax model; write balanced-softmax+marc to
+calibrate the model of another stage-one method. Every stage-one method trains for the same number of steps.
+Finished runs are reused: the same command continues after an interruption, and new methods or seeds cost only their
+own runs. Options of a method are written name:option=value. DATA (a recipe, or the path of images), --config
 and all settings of training are those of `longtail train`.
 
-Leaves results.csv (tidy), results.json, table.md and table.tex in FOLDER.
+Writes results.csv (tidy), results.json, table.md and table.tex to FOLDER.
 
 Examples:
   longtail compare digits-lt --methods softmax tau-norm crt lws disalign marc --seeds 0 1 2 --out runs/digits-compare
@@ -33,7 +33,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Compare(Output):
-    """What to compare, and where it goes."""
+    """What to compare, and where to write it."""
 
     settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     methods: tuple[str, ...]
@@ -41,15 +41,15 @@ class Compare(Output):
     out: Path
     """Folder of the comparison; made if it does not exist."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds; at least three for a comparison worth the name."""
+    """Random seeds; use at least three, fewer give no interval over seeds."""
     views: int = 1
-    """Augmented passes that decision-boundary methods are fitted on."""
+    """Augmented passes over the training images for fitting decision-boundary methods."""
     jobs: int = 1
-    """Cells to work on at a time."""
+    """Number of runs to work on in parallel."""
 
 
 def refuse_single(given: TrainConfig, start: TrainConfig) -> None:
-    """Settings of which a comparison takes several must be left as they are."""
+    """Refuse options of a single run that a comparison takes as a list."""
     for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
         if getattr(given, one) != getattr(start, one):
             raise UserError(f"--{one} is for a single run; a comparison takes --{several}")

@@ -16,7 +16,7 @@ Examples:
   longtail completion zsh > ~/.zfunc/_longtail        (a folder in your fpath)
   longtail completion fish > ~/.config/fish/completions/longtail.fish
 
-Write it again after an upgrade: the names are written down in it.
+Run the command again after an upgrade, because the script contains the names.
 """
 
 

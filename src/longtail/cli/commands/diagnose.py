@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 HELP = """Is this model long-tail biased, and would calibration help?
 
-Looks at held-out outputs: how mean margins and logits go with class size. Then tries the methods that
-`longtail calibrate --method auto` chooses from, fitted as calibrate fits them, and says what the chosen
-one gains in balanced accuracy, with an interval, and what to do, in two sentences.
+Measures on held-out images how mean margins and logits depend on class size. Then tries the methods that
+`longtail calibrate --method auto` chooses from, and prints how much balanced accuracy the chosen one gains,
+with a confidence interval, and what to do, in two sentences.
 
 For a run folder: uses the validation split unless another is named. For a file of saved logits (see
 `longtail calibrate`): give held-out samples; the file needs class_counts of the training set, or give
@@ -36,7 +36,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Diagnose(Output):
-    """What to look at."""
+    """What to diagnose."""
 
     source: Annotated[Path, tyro.conf.Positional]
     """Folder of a finished run, or a file of held-out logits and labels."""
@@ -104,7 +104,7 @@ def _show(options: Diagnose, diagnosis: Diagnosis) -> None:
     display.table(_tried(diagnosis))
     if diagnosis.fallen:
         title = POSTHOC_METHODS[diagnosis.nearest].title
-        display.line(f"{title} recognises these classes less often: {fallen_text(diagnosis.fallen)}")
+        display.line(f"{title} lowers the accuracy of these classes: {fallen_text(diagnosis.fallen)}")
     display.out.print(diagnosis.sentences(), markup=False)
     options.print_json(diagnosis.to_dict())
 
@@ -116,7 +116,7 @@ def _tried(diagnosis: Diagnosis) -> Table:
     from longtail.report.terminal import gain_text
 
     table = Table("method", title="what calibration would bring, on samples that no fit has seen")
-    for heading in ("log-likelihood", "gain of balanced accuracy (points)"):
+    for heading in ("log-likelihood", "gain in balanced accuracy (points)"):
         table.add_column(heading, justify="right")
     for tried in diagnosis.tried:
         mark = " ←" if tried.name == diagnosis.method else ""

@@ -16,8 +16,8 @@ HELP = f"""Show the class distribution of a data set before any training.
 DATA is a recipe ({", ".join(RECIPES)}), an image folder (one folder per class, or train/,
 val/ and test/ with one folder per class each), a list file with a path and a label per line, a CSV
 file of paths and labels, or Parquet files with images and labels (one, or a folder of them).
-Of a recipe the tail is cut as for training. Validation images that training holds out are counted
-among the training images, here and wherever classes are called many, medium or few.
+For a recipe, the long tail is made as in training. Validation images that training holds out count as
+training images, here and wherever classes are grouped into many, medium and few.
 
 Examples:
   longtail distribution digits-lt
@@ -28,12 +28,12 @@ Examples:
 
 @dataclass(frozen=True)
 class Distribution(Output):
-    """What to look at."""
+    """What to show."""
 
     data: Annotated[str, tyro.conf.Positional]
     """A recipe, a folder, or a list, CSV or Parquet file."""
     root: str | None = None
-    """Folder of the data set (recipes), or that the paths in a list are relative to (default: the list's own)."""
+    """Folder of the data set (recipes), or folder that paths in a list are relative to (default: the list's own)."""
     plot: Path | None = None
     """Also draw the distribution into this PNG file."""
 

@@ -14,9 +14,9 @@ from longtail.core.machine import WORKERS
 HELP = """Score a trained model on one split of its data.
 
 Prints top-1 and balanced accuracy, many / medium / few-shot accuracy (classes with more than 100,
-20 to 100, fewer than 20 training images), macro F1, expected calibration error and the classes, of many
-classes the ends of the list (--all: every one); writes all of them and the confusion matrix to
-RUN/metrics-SPLIT.json.
+20 to 100, fewer than 20 training images), macro F1, expected calibration error and the accuracy of each
+class (if there are many classes, only the first and the last; --all prints every one). Writes all of
+these and the confusion matrix to RUN/metrics-SPLIT.json.
 
 Examples:
   longtail evaluate runs/digits --all
@@ -31,7 +31,7 @@ class Evaluate(Output):
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of a finished run, or of a calibrated model."""
     split: Literal["test", "validation", "train"] = "test"
-    """Which images; never choose settings on test."""
+    """Which images; do not choose settings on test images."""
     root: str | None = None
     """Folder of the data set, if it has moved since training."""
     device: str = "auto"
@@ -39,7 +39,7 @@ class Evaluate(Output):
     workers: int = WORKERS
     """Processes that decode images read from files."""
     all: bool = False
-    """Show every class, not only the ends of a long list."""
+    """Print every class, not only the first and last of many."""
 
 
 def main(arguments: list[str]) -> int:

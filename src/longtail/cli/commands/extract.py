@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 HELP = """Run a trained model once over a split and keep features, logits and labels.
 
 The file (safetensors) also holds the head's weight and bias, the class counts, the split and the
-fingerprint of the model; calibration, reports and diagnosis read it instead of running the model.
-`longtail calibrate` does this by itself; use the command for other splits, more views or torchrun.
+fingerprint of the model; calibrate, report and diagnose read it instead of running the model again.
+`longtail calibrate` extracts by itself; use this command for other splits, more views or torchrun.
 
 Examples:
   longtail extract runs/digits --split train --views 1
@@ -41,13 +41,13 @@ class Extract(Output):
     images_per_class: int | Literal["all", "auto"] = "all"
     """At most so many training images of every class; auto: as many as MARC needs."""
     seed: int = 0
-    """Decides which images these are."""
+    """Random seed that selects these images."""
     out: Path | None = None
     """File to write (default: RUN/outputs/SPLIT[-viewsV][-M-per-class-seedS].safetensors)."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the stored features and logits."""
     no_logits: bool = False
-    """Leave logits out; they are computed from the features when needed, as they are anyway above 1 GB of them."""
+    """Store no logits; they are computed from the features when needed. Above 1 GB of logits this is the default."""
     root: str | None = None
     """Folder of the data set, if it has moved since training."""
     device: str = "auto"
@@ -55,7 +55,7 @@ class Extract(Output):
     workers: int = WORKERS
     """Processes that decode images read from files."""
     overwrite: bool = False
-    """Replace the file if it is there."""
+    """Replace the file if it exists."""
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`longtail methods`: the table of contents."""
+"""`longtail methods`: list every method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Methods(Output):
-    """Nothing to choose."""
+    """This command has no options of its own."""
 
 
 def main(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from longtail.errors import UserError
 if TYPE_CHECKING:
     from longtail.runs.prediction import Predicted
 
-HELP = """Say what new images show: names and probabilities of the most probable classes.
+HELP = """Predict the classes of new images: names and probabilities of the most probable classes.
 
 The images are resized and normalised as in training. PATHS are images, folders (with all folders below),
 text files with a path per line, or CSV files with a column `path` (relative to the file, or to --root).
@@ -44,9 +44,9 @@ class Predict(Output):
     out: Path | None = None
     """Write a CSV file: path, then name and probability of the most probable classes."""
     overwrite: bool = False
-    """Replace the file if it is there."""
+    """Replace the file if it exists."""
     root: str | None = None
-    """Folder that the paths in lists are relative to; the list's own unless given."""
+    """Folder that the paths in lists are relative to (default: the folder of the list)."""
     skip_broken: bool = False
     """Leave out images that cannot be read, instead of stopping."""
     device: str = "auto"
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         display=display,
     )
     for path in found.left_out:
-        display.line(f"left out, because it cannot be read: {path}")
+        display.line(f"skipped, because it cannot be read: {path}")
     if options.out:
         write_text(options.out, _csv(found, options.top))
         display.line(f"written: {options.out} ({len(found):,} images)")

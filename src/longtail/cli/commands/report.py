@@ -1,4 +1,4 @@
-"""`longtail report`: a page to look at."""
+"""`longtail report`: an HTML page and figures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
 
 For a run folder: mean logits and margins per class before and after MARC, class-wise accuracy, confusion
-matrices, F1, DisAlign beside MARC, reliability, who wins and who loses, the worst confusions with
-images, and a slider over operating points with the command that applies the chosen one. Further
-runs on the same classes show the effect of the stage-one data.
+matrices, F1, DisAlign compared with MARC, reliability, the classes that gain and lose most, the most
+frequent confusions with images, and a slider over operating points with the command that applies the chosen
+one. Further runs on the same classes show the effect of the stage-one data.
 
-With --f1 only one figure: macro F1 before and after, a pair of bars per data set, of runs on any data sets.
+With --f1 only one figure: macro F1 before and after, one pair of bars per run; the runs may be on any data sets.
 
 For saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
 
@@ -41,11 +41,11 @@ class Report(Output):
     sources: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folder of a finished run (more: further checkpoints), or one file of saved training logits."""
     out: Path | None = None
-    """Folder of the report (default: RUN/report; needed for a file)."""
+    """Folder of the report (default: RUN/report; required for a file)."""
     test: Path | None = None
     """File: held-out logits and labels to report on."""
     validation: Path | None = None
-    """File: held-out logits and labels to choose the operating point by."""
+    """File: held-out logits and labels on which the operating point is chosen."""
     f1: bool = False
     """Runs: only the figure of macro F1 over data sets, into --out."""
     root: str | None = None
@@ -84,7 +84,7 @@ def _f1(options: Report) -> int:
 
     runs = _open(options)
     if options.out is None:
-        raise UserError("--f1 is about several runs: give the folder of the figure with --out FOLDER")
+        raise UserError("--f1 draws several runs: name the folder of the figure with --out FOLDER")
     display = options.display()
     scores = f1_of_runs(runs, options.out, root=options.root, workers=options.workers, display=display)
     display.line(f"written: {options.out / NAME}.png (also SVG, PDF and JSON)")

@@ -17,16 +17,16 @@ from longtail.report.paper import ITEMS, toy_of
 
 ANY_RECIPE = "digits-lt"  # to read the options that are not of a recipe
 
-HELP = f"""Make a table or figure of the paper from nothing: train, calibrate, write it down beside the paper's numbers.
+HELP = f"""Reproduce a table or figure of the paper: train, calibrate, and write it next to the paper's numbers.
 
 longtail reproduce NAME --out FOLDER [OPTIONS]
 longtail reproduce                               lists the names, and the data each needs
 
 Names: {", ".join(ITEMS)}.
 
-Runs are kept in FOLDER/RECIPE, as `longtail compare RECIPE --out FOLDER/RECIPE` leaves them: items share them, and
-the same command goes on after an interruption. The item is written to FOLDER/NAME. Settings of training are those of
-`longtail train`; they take the place of the recipes' own. Drawings show the first seed.
+Runs are kept in FOLDER/RECIPE, as `longtail compare RECIPE --out FOLDER/RECIPE` writes them. Tables and figures share
+these runs, and the same command continues after an interruption. The result is written to FOLDER/NAME. Settings of
+training are those of `longtail train`; they replace those of the recipes. Figures show the first seed.
 
 Examples:
   longtail reproduce figure-gamma --toy --out paper-toy
@@ -37,23 +37,23 @@ Examples:
 
 @dataclass(frozen=True)
 class Reproduce(Output):
-    """How to make it, and where it goes."""
+    """How to reproduce it, and where to write it."""
 
     settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     out: Path | None = None
     """Folder of runs and results; made if it does not exist."""
     recipes: tuple[str, ...] = ()
-    """Recipes in the place of the paper's."""
+    """Recipes to use instead of those of the paper."""
     methods: tuple[str, ...] = ()
-    """Tables of accuracy: methods in the place of the paper's, as `longtail compare` takes them."""
+    """Tables of accuracy: methods to use instead of those of the paper, as in `longtail compare`."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of tables."""
     jobs: int = 1
-    """Cells to work on at a time."""
+    """Number of runs to work on in parallel."""
     download: bool = False
     """Fetch CIFAR from its page first if it is not below --root."""
     toy: bool = False
-    """Long-tailed digits and a few steps in the place of every recipe: what it looks like, in seconds."""
+    """Use long-tailed digits and a few steps instead of every recipe, to see the result in seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -96,9 +96,9 @@ def _check(options: Reproduce, name: str) -> None:
     if options.out is None:
         raise UserError("missing from longtail reproduce: --out PATH; see longtail reproduce --help")
     if options.methods and item.kind not in ("accuracy", "parameters"):
-        raise UserError(f"{name} compares no other methods; leave --methods out")
+        raise UserError(f"{name} compares no other methods; leave out --methods")
     if options.recipes and not item.recipes:
-        raise UserError(f"{name} needs no data; leave --recipes out")
+        raise UserError(f"{name} needs no data; leave out --recipes")
     if len(options.recipes) > 1 and item.figures:
         raise UserError(f"{name} shows one data set; give --recipes one name")
     for recipe in options.recipes:
@@ -106,7 +106,7 @@ def _check(options: Reproduce, name: str) -> None:
     if not options.seeds:
         raise UserError("give at least one seed")
     if options.toy and options.download:
-        raise UserError("--toy needs no data; leave --download out")
+        raise UserError("--toy needs no data; leave out --download")
 
 
 def _list(options: Reproduce) -> int:

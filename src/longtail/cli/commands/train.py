@@ -27,11 +27,11 @@ DATA is a recipe ({", ".join(RECIPES)}), or the path
 of your images: a folder with a folder per class (or train/, val/, test/ with a folder per class each),
 a list with a path and a label per line, a CSV file, or Parquet files.
 
-A recipe fills in every setting below. For a path they are chosen by the images found (their size and
-number) and printed; `longtail train DATA --help` shows them. A TOML file given with --config FILE
-replaces settings, and so do options.
+A recipe sets every option below. For a path, the settings are chosen from the size and number of the images,
+and printed; `longtail train DATA --help` shows them. A TOML file given with --config FILE replaces
+settings, and so do options.
 
-The same without DATA: --data KIND --root FOLDER, with what is expected below --root:
+Instead of DATA you can give --data KIND --root FOLDER; each kind expects these files below --root:
 {LAYOUTS}
 
 Examples:
@@ -46,19 +46,19 @@ Examples:
 
 @dataclass(frozen=True)
 class Train(Output):
-    """What to train, and where it goes."""
+    """What to train, and where to write it."""
 
     settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     out: Path
     """Folder of the run; made if it does not exist."""
     resume: bool = False
-    """Go on from the checkpoint in the folder, bit for bit."""
+    """Continue from the checkpoint in the folder; the result is bit for bit that of an uninterrupted run."""
     overwrite: bool = False
-    """Replace the run that is in the folder."""
+    """Replace the run in the folder."""
     download: bool = False
     """Fetch CIFAR from its page first if it is not below --root."""
     tracker: tuple[str, ...] = ()
-    """Where the numbers of each evaluation also go: tensorboard, mlflow, csv."""
+    """Also log the scores of each evaluation to: tensorboard, mlflow, csv."""
     tensorboard: bool = False
     """The same as --tracker tensorboard."""
 
@@ -81,7 +81,7 @@ def _together(arguments: list[str]) -> AbstractContextManager[object]:
 
 def run(options: Train, start: Start) -> int:
     if options.resume and options.overwrite:
-        raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
+        raise UserError("--resume continues a run and --overwrite replaces it; give only one of them")
     from longtail.training.loop import train
 
     display = options.display()
