@@ -37,7 +37,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 600
     while not path.exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
     assert path.exists()

@@ -1,0 +1,77 @@
+"""Every default of a post-hoc method, in one table: results in papers and in `docs/results` are made with these."""
+
+import inspect
+
+import pytest
+
+import longtail.posthoc
+from longtail.posthoc import PostHoc
+from longtail.posthoc.marc import GAMMAS, PAPER_GAMMA
+from longtail.posthoc.selection import TAUS
+from longtail.posthoc.sgd import learning_rate, train_parameters
+from longtail.posthoc.solver import minimise
+
+PAPER_SGD = {"batch_size": 512, "seed": 0}
+PASSES = {"tolerance": 1e-5, "max_iter": 500}
+DEFAULTS = {
+    # Kang et al. 2020: learning rate 0.2; weight decay 5e-4; tau on validation images.
+    "CRT": {**PAPER_SGD, "solver": "exact", "ridge": 5e-4, "tolerance": 1e-4, "max_iter": None, "lr": 0.2},
+    "LWS": {**PASSES, "ridge": 5e-4},
+    "TauNorm": {"tau": "auto"},
+    # Zhang et al. 2021.
+    "DisAlign": {
+        **PAPER_SGD,
+        "gamma": 1.2,
+        "form": "paper",
+        "max_iter": 2000,
+        "lr": 0.1,
+        "weight_decay": 5e-4,
+        "divide_by": "batch",
+    },
+    # The paper's: gamma 1.2 for all data, stage two from 0.05 along a cosine.
+    "MARC": {
+        **PAPER_SGD,
+        "gamma": 1.2,
+        "solver": "exact",
+        "ridge": 5e-4,
+        "ridge_centre": "zero",
+        "tolerance": 1e-5,
+        "max_iter": None,
+        "lr": 0.05,
+        "schedule": "paper",
+        "divide_by": "batch",
+    },
+    "LogitAdjustment": {"tau": 1.0},
+    "HALO": {"target_prior": "uniform", "held_out": "validation", "tolerance": 1e-3, "seed": 0},
+    "Auto": {"target_prior": "uniform", "seed": 0},
+    "TemperatureScaling": {"tolerance": 1e-6, "max_iter": 200},
+    "VectorScaling": {**PASSES, "ridge": 1e-6},
+    "MatrixScaling": {**PASSES, "off_diagonal": 0.1, "intercept": 0.1},
+    "PlattScaling": {"ridge": 1e-8, "tolerance": 1e-6, "max_iter": 500},
+    "Tempered": {},
+}
+
+
+def defaults(function):
+    found = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in found if one.default is not one.empty}
+
+
+@pytest.mark.parametrize("name", longtail.posthoc.__all__)
+def test_defaults_are_the_authors(name):
+    method = getattr(longtail.posthoc, name)
+    if isinstance(method, type) and issubclass(method, PostHoc) and method is not PostHoc:
+        assert defaults(method.__init__) == DEFAULTS[name]
+
+
+def test_what_is_tried_for_auto():
+    """Kang et al.: tau from 0 to 2 in steps of 0.1."""
+    assert TAUS == GAMMAS == tuple(step / 10 for step in range(21))
+    assert PAPER_GAMMA == 1.2
+
+
+def test_defaults_of_the_ways_to_solve():
+    told = defaults(minimise)
+    assert (told["tolerance"], told["max_evaluations"]) == (1e-5, 500)
+    assert defaults(train_parameters) == {"warmup": 0, "weight_decay": 0.0, "sampler": "instance", "seed": 0}
+    assert defaults(learning_rate) == {"warmup": 0}
