@@ -171,3 +171,10 @@ def test_bad_batches_are_named(features, target, message):
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(UserError, match=f"^{message}"):
         SupCon(**settings)
+
+
+def test_two_views_are_enough():
+    """One sample with two views, and two samples with one, have something to compare."""
+    rows = torch.nn.functional.normalize(torch.randn(2, 4), dim=1)
+    assert SupCon()(rows.unsqueeze(0), torch.tensor([1])) == 0  # the other view is the only one, and the right one
+    assert SupCon()(rows.unsqueeze(1), torch.tensor([1, 1])) == 0

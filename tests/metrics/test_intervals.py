@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from longtail.metrics.intervals import class_differences, over_seeds, paired_difference
+from longtail.metrics.intervals import Interval, class_differences, fallen_classes, over_seeds, paired_difference
 
 
 def test_interval_over_seeds_is_students():
@@ -111,3 +111,81 @@ def test_no_interval_collapses_where_a_class_has_one_image():
     assert (found.high[[1, 3]] <= 1).all()
     one = paired_difference(np.array([1, 1]), np.array([0, 0]), np.array([0, 1]))
     assert one.low < one.value < one.high
+
+
+def plain_interval(first, second, labels):
+    """The formulas of the module's head, image by image."""
+    change = np.asarray(first, float) - np.asarray(second, float)
+    seeds, classes = len(change), len(set(labels))
+    mean = change.mean(0)
+    everything = (len(mean) + 2, mean.sum(), np.square(mean).sum() + 1)
+    of_images, freedom, both, per_seed = 0.0, 0.0, 0.0, []
+    for label in sorted(set(labels)):
+        own = change[:, labels == label]
+        size = own.shape[1]
+        square = (np.square(own.mean(0)).sum() + 2 * everything[2] / everything[0]) / (size + 2)
+        centre = (own.mean(0).sum() + 2 * everything[1] / everything[0]) / (size + 2)
+        part = (square - centre**2) / (size * classes**2)
+        of_images, freedom = of_images + part, freedom + part**2 / (size + 1)
+        per_seed.append(own.mean(1))
+        rest = own - own.mean(0) - own.mean(1, keepdims=True) + own.mean()
+        both += np.square(rest).sum() / ((size - 1) * (seeds - 1)) / (size * seeds * classes**2) if seeds > 1 else 0
+    value = np.mean(per_seed)
+    if seeds < 3:
+        return value, t.ppf(0.975, of_images**2 / freedom) * np.sqrt(of_images)
+    of_seeds = np.mean(per_seed, 0).var(ddof=1) / seeds
+    variance = max(of_seeds + of_images - both, of_seeds, of_images)
+    return value, t.ppf(0.975, variance**2 / (of_seeds**2 / (seeds - 1) + freedom)) * np.sqrt(variance)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4])
+def test_a_difference_is_that_of_the_formula(seeds):
+    """Few images and seeds, so that every part of the variance matters."""
+    rng = np.random.default_rng(seeds)
+    labels = np.repeat([0, 1, 2], [2, 4, 7])
+    for rate in (0.3, 0.6, 0.9):
+        first, second = rng.random((seeds, 13)) < rate, rng.random((seeds, 13)) < 0.5
+        ours = paired_difference(first, second, labels)
+        value, half = plain_interval(first, second, labels)
+        assert ours.value == pytest.approx(value)
+        assert ours.half_width == pytest.approx(half)
+        assert ours.high == pytest.approx(value + half)
+
+
+def test_a_difference_of_one_class_is_an_adjusted_walds():
+    first, second = np.array([1, 1, 1, 0, 0, 1, 0, 0]), np.array([0, 1, 0, 1, 0, 0, 1, 1])
+    labels = np.array([0, 0, 0, 0, 0, 2, 3, 3])
+    found = class_differences(first, second, labels, 5)
+    np.testing.assert_allclose(found.value, [1 / 5, np.nan, 1, -1, np.nan])
+    # Five images, changes +1, 0, +1, -1, 0: half an image more in each of the four cells.
+    centre, half = 1 / 7, 1.959964 * np.sqrt(3 + 1 - 1 / 7) / 7
+    assert (found.low[0], found.high[0]) == pytest.approx((centre - half, centre + half))
+    for bound in (found.low, found.high):
+        np.testing.assert_array_equal(np.isnan(bound), [False, True, False, False, True])
+    assert (found.low[3], found.high[2]) == (-1, 1)  # no accuracy changes by more than 1
+    everywhere = class_differences(np.ones(400), np.zeros(400), np.zeros(400, int), 1)
+    assert (everywhere.value[0], everywhere.high[0]) == (1, 1)
+    assert class_differences(np.zeros(400), np.ones(400), np.zeros(400, int), 1).low[0] == -1
+
+
+def test_which_side_of_zero():
+    assert Interval(0.2, 0.1, 0.3).excludes_zero
+    assert Interval(-0.2, -0.3, -0.1).excludes_zero
+    for unsure in (Interval(0.1, -0.1, 0.3), Interval(0.1, 0.0, 0.2), Interval(-0.1, -0.2, 0.0), Interval(0.2)):
+        assert not unsure.excludes_zero
+    for half_known in (Interval(0.2, low=0.1), Interval(-0.2, high=-0.1)):
+        assert half_known.half_width is None
+        assert not half_known.excludes_zero
+    assert Interval(0.2, 0.1, 0.3).half_width == pytest.approx(0.1)
+
+
+def test_classes_that_fell_are_named_the_deepest_first():
+    labels = np.repeat([0, 1, 2], 40)
+    before = np.ones(120, bool)
+    after = np.concatenate([np.arange(40) >= 10, np.arange(40) >= 39, np.arange(40) >= 30])
+    fallen = fallen_classes(before, after, labels, ("cat", "dog", "owl"))
+    assert [str(one) for one in fallen] == ["dog 100 → 2", "owl 100 → 25", "cat 100 → 75"]
+    assert fallen_classes(after, before, labels, ("cat", "dog", "owl")) == []
+    a_little = before.copy()
+    a_little[0] = False  # one image of forty is within the interval
+    assert fallen_classes(before, a_little, labels, ("cat", "dog", "owl")) == []

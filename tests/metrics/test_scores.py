@@ -1,3 +1,7 @@
+import dataclasses
+import importlib
+import pkgutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from longtail.errors import UserError
-from longtail.metrics.confidence import Predictions, expected_calibration_error, reliability, softmax
+from longtail.metrics.confidence import Predictions, binned, expected_calibration_error, reliability, softmax
 from longtail.metrics.scores import evaluate_logits, evaluate_predictions, shot_accuracy
 from longtail.metrics.table import SCORES
 
@@ -156,3 +160,73 @@ def test_many_classes_are_written_as_the_cells_that_are_not_empty():
     assert all(by_hand[place] == samples for place, samples in cells.items())
     np.testing.assert_array_equal(metrics.matrix(), by_hand)
     assert metrics.ece == pytest.approx(expected_calibration_error(softmax(logits), labels))
+
+
+def test_scores_are_printed_as_the_table_says():
+    assert SCORES["ece"].scaled(0.25) == 25
+    assert SCORES["nll"].scaled(0.25) == 0.25
+    assert [score.digits for score in SCORES.values() if score.in_percent] == [1] * 8
+    assert SCORES["top1"].show(1.0) == "100.0"
+    assert SCORES["nll"].show(None) == "none"
+    assert {name for name, score in SCORES.items() if not score.in_percent} == {"nll", "brier"}
+
+
+def test_an_extreme_logit_does_not_overflow():
+    """The largest logit is subtracted before the exponential: exp(800) is no number."""
+    metrics = evaluate_logits(np.array([[800.0, 0.0], [0.0, 900.0]]), [0, 0], [5, 5])
+    assert metrics.nll == pytest.approx(450)
+    assert metrics.brier == pytest.approx(1)
+    assert metrics.ece == pytest.approx(0.5)
+
+
+def test_confidence_on_the_edge_of_a_bin_belongs_below():
+    """Bins are open below and closed above: of two bins 0.5 is in the first, and so is 0."""
+    share, confidence, accuracy = binned(np.array([0.0, 0.5, 0.500001, 1.0]), np.array([1, 0, 1, 1]), bins=2)
+    assert share.tolist() == [0.5, 0.5]
+    np.testing.assert_allclose(confidence, [0.25, 0.75], atol=1e-6)
+    assert accuracy.tolist() == [0.5, 1]
+    assert len(binned(np.array([0.3]), np.array([1]))[0]) == 15  # Guo et al.
+
+
+def test_at_the_training_prior_classes_count_as_often_as_they_were_trained():
+    labels, predictions = [0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0]
+    assert evaluate_predictions(predictions, labels, [90, 10]).natural == pytest.approx(0.9 * 1 + 0.1 * 0.25)
+    assert evaluate_predictions(predictions, labels, [90, 10, 40]).natural == pytest.approx(0.9 * 1 + 0.1 * 0.25)
+    assert evaluate_predictions(predictions, labels, [0, 0]).natural == pytest.approx((1 + 0.25) / 2)
+
+
+def test_rows_are_numbered_across_chunks():
+    logits = np.zeros((2100, 3))
+    logits[2050, 1] = np.inf
+    with pytest.raises(UserError, match="logits of sample 2050 are not finite"):
+        evaluate_logits(logits, np.zeros(2100, int), [5, 3, 1])
+    with pytest.raises(UserError, match=r"a prediction lies outside 0\.\.1: 0 to 2"):
+        evaluate_predictions([0, 2], [0, 1], [5, 3])
+    with pytest.raises(UserError, match=r"a label lies outside 0\.\.1: -1 to 1"):
+        evaluate_predictions([0, 1], [-1, 1], [5, 3])
+
+
+def test_a_thousand_classes_are_still_written_as_a_matrix():
+    metrics = evaluate_predictions(np.arange(1000), np.arange(1000), np.ones(1000))
+    assert len(metrics.to_dict()["confusion"]) == 1000
+    more = evaluate_predictions(np.arange(1001), np.arange(1001), np.ones(1001)).to_dict()
+    assert "confusion" not in more
+    assert len(more["confusion_cells"]) == 1001
+
+
+@pytest.mark.parametrize("room", ["longtail.metrics", "longtail.posthoc", "longtail.losses"])
+def test_records_are_not_changed_in_place(room):
+    """What was measured or fitted is shared by tables, pages and files: nobody may write into it."""
+    found = set()
+    for module in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}."):
+        for one in vars(importlib.import_module(module.name)).values():
+            if isinstance(one, type) and dataclasses.is_dataclass(one) and one.__module__.startswith(room):
+                found.add(one)
+    assert found or room == "longtail.losses"
+    assert [one.__name__ for one in found if not one.__dataclass_params__.frozen] == []
+
+
+def test_the_cells_of_the_confusion_are_neither_printed_nor_compared():
+    metrics = evaluate_predictions([0, 1], [0, 1], [5, 3])
+    assert "cells" not in repr(metrics)
+    assert metrics == evaluate_predictions([0, 1], [0, 1], [5, 3])
