@@ -16,7 +16,8 @@ from longtail.data.samplers import SAMPLERS, Draw
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.extraction.run import Extractor
 from longtail.methods import build_posthoc
-from longtail.posthoc.crt import LinearProblem
+from longtail.posthoc.class_statistics import class_statistics
+from longtail.posthoc.linear import LinearProblem, plain_penalty
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
@@ -96,9 +97,9 @@ class CountingWorld(World):
 def test_a_pass_of_crt_is_one_exchange():
     labels = torch.arange(30) % 3
     features = np.random.default_rng(0).normal(size=(30, 4))
-    problem = LinearProblem(
-        features, labels, torch.full((30,), 1 / 30).double(), 3, 0.1, CountingWorld(0, 1, SINGLE_PROCESS.device)
-    )
+    statistics = class_statistics(features, labels, 3)
+    weights, world = torch.full((30,), 1 / 30).double(), CountingWorld(0, 1, SINGLE_PROCESS.device)
+    problem = LinearProblem(features, labels, weights, statistics, plain_penalty(0.1, statistics), world=world)
     problem.value_and_gradient(np.zeros(15))
     assert CountingWorld.exchanges == 1
 

@@ -6,8 +6,10 @@ from sklearn.linear_model import LogisticRegression
 
 from longtail import CRT, Outputs
 from longtail.errors import UserError
-from longtail.posthoc.crt import LinearProblem, unpack
+from longtail.posthoc.class_statistics import class_statistics
+from longtail.posthoc.linear import LinearProblem, plain_penalty
 from longtail.posthoc.lws import balanced_weights
+from longtail.posthoc.solver import minimise
 
 
 def clouds(seed=0, counts=(200, 60, 15)):
@@ -21,15 +23,45 @@ def test_value_and_gradient_are_those_of_autograd():
     features, y = clouds()
     labels = torch.from_numpy(y)
     weights = balanced_weights(labels, 3)
-    problem = LinearProblem(features, labels, weights, 3, ridge=0.01)
-    x = torch.randn(18, dtype=torch.float64, requires_grad=True)
-    weight, bias = unpack(x, 3)
+    statistics = class_statistics(features, labels, 3)
+    problem = LinearProblem(features, labels, weights, statistics, plain_penalty(0.01, statistics))
+    x = np.random.default_rng(1).normal(size=18)
+    head = problem.head(x)
+    weight, bias = (torch.from_numpy(part).requires_grad_() for part in (head.weight, head.bias))
     losses = F.cross_entropy(F.linear(torch.from_numpy(features).double(), weight, bias), labels, reduction="none")
-    loss = (weights * losses).sum() + 0.005 * x.square().sum()
+    loss = (weights * losses).sum() + 0.005 * (weight.square().sum() + bias.square().sum())
     loss.backward()
-    value, gradient = problem.value_and_gradient(x.detach().numpy())
-    assert value == pytest.approx(loss.item(), rel=1e-6)
-    np.testing.assert_allclose(gradient, x.grad, atol=1e-6)
+    value, gradient = problem.value_and_gradient(x)
+    assert value == pytest.approx(loss.item(), rel=1e-9)
+    for step in np.random.default_rng(2).normal(size=(4, 18)):
+        moved = problem.head(x + 1e-6 * step)
+        along = ((moved.weight - head.weight) * weight.grad.numpy()).sum()
+        along += ((moved.bias - head.bias) * bias.grad.numpy()).sum()
+        assert 1e-6 * gradient @ step == pytest.approx(along, rel=1e-5)
+
+
+def test_float32_passes_give_the_head_of_float64():
+    features, y = clouds(counts=(300, 90, 20))
+    features = 40 * features + 500  # far from 0 and of another scale
+    labels = torch.from_numpy(y)
+    statistics = class_statistics(features, labels, 3)
+    heads = []
+    for dtype in (torch.float32, torch.float64):
+        penalty = plain_penalty(1e-3, statistics)
+        problem = LinearProblem(features, labels, balanced_weights(labels, 3), statistics, penalty)
+        problem.dtype = dtype
+        solution = minimise(problem, problem.start, tolerance=1e-4)
+        heads.append(problem.head(solution.x).centred())
+    np.testing.assert_allclose(heads[0].weight, heads[1].weight, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_passes_do_not_grow_with_the_scale_of_the_features(scale):
+    features, y = clouds(counts=(400, 120, 30))
+    stretched = scale * features * np.geomspace(1, 100, 5)
+    crt = CRT(ridge=1e-9 * scale**2).fit(np.ones((len(y), 3)), y, features=stretched)
+    assert crt.result_.converged
+    assert crt.n_iter_ < 60
 
 
 def test_exact_is_the_balanced_logistic_regression_of_scikit_learn():

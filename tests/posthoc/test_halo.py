@@ -7,7 +7,6 @@ from scipy.optimize import minimize
 from torch import nn
 
 from longtail import CRT, HALO, MARC, LogitAdjustment, Outputs, evaluate_logits
-from longtail.distributed.world import SINGLE_PROCESS
 from longtail.errors import UserError
 from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.cross_fit import cross_fit, head_of_loss, mean_loss
@@ -322,7 +321,7 @@ def test_cross_fitting_helps_where_the_head_has_fitted_its_samples(frozen):
 def test_folds_leave_out_every_sample_once_and_never_the_only_one_of_a_class(frozen):
     train, _ = frozen
     data = from_outputs(train)
-    folds = cross_fit(data, train.features, lambda part, features: {}, seed=3)
+    folds = cross_fit(data, train.features, lambda *given: {}, seed=3)
     held = np.concatenate([fold.held for fold in folds])
     assert sorted(held) == list(range(len(train)))
     for fold in folds:
@@ -334,18 +333,19 @@ def test_folds_leave_out_every_sample_once_and_never_the_only_one_of_a_class(fro
         logits=np.concatenate([train.logits[train.labels < 5], train.logits[-1:]]),
         features=np.concatenate([train.features[train.labels < 5], train.features[-1:]]),
     )
-    folds = cross_fit(from_outputs(single), single.features, lambda part, features: {}, seed=3)
+    folds = cross_fit(from_outputs(single), single.features, lambda *given: {}, seed=3)
     assert len(single) - 1 not in np.concatenate([fold.held for fold in folds])
 
 
 def test_the_own_head_is_fitted_anew_to_the_loss_it_has(frozen):
     train, _ = frozen
     labels = torch.from_numpy(train.labels)
-    for loss in (0.5, 0.05, mean_loss(from_outputs(train))):
-        head = head_of_loss(train.features, labels, 6, loss, SINGLE_PROCESS)
+    statistics = class_statistics(train.features, labels, 6)
+    for loss in (1.2, 0.5, 0.05, mean_loss(from_outputs(train))):
+        head = head_of_loss(train.features, labels, statistics, loss)
         reached = nn.functional.cross_entropy(head.scores(torch.from_numpy(train.features).double()), labels)
-        assert float(reached) == pytest.approx(loss, rel=0.15, abs=1e-6)
-    nothing = head_of_loss(train.features, labels, 6, 5.0, SINGLE_PROCESS)  # worse than chance
+        assert float(reached) == pytest.approx(loss, rel=1e-3, abs=1e-9)
+    nothing = head_of_loss(train.features, labels, statistics, 5.0)  # worse than chance
     assert np.abs(nothing.weight).max() == 0
 
 
@@ -376,7 +376,7 @@ def test_the_balanced_head_costs_no_more_passes_than_crt(cifar_features):
     crt = CRT().fit(data["views"][0], data["y"], features=data["view_features"][0])
     assert solution.converged
     assert solution.evaluations <= crt.n_iter_
-    assert set(stack_heads(train, train.features, 1e-3)) == {"lda", "balanced"}
+    assert set(stack_heads(train, train.features, statistics, 1e-3)) == {"lda", "balanced"}
 
 
 def test_a_number_is_a_power_of_the_training_prior():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,15 +32,13 @@ class ClassStatistics:
         """(D,) mean of the class means."""
         return np.asarray(self.means.mean(0))
 
-    @cached_property
-    def _spectrum(self) -> tuple[np.ndarray, np.ndarray]:
-        values, vectors = np.linalg.eigh(self.covariance)
-        return values, vectors
-
-    def power(self, exponent: float) -> np.ndarray:
-        """The covariance to a power, (D, D)."""
-        values, vectors = self._spectrum
-        return np.asarray((vectors * values**exponent) @ vectors.T)
+    def second_moments(self) -> np.ndarray:
+        """(D + 1, D + 1) of [features - centre, 1], every class with the same weight."""
+        between = self.means - self.centre
+        moments = np.zeros((len(self.centre) + 1,) * 2)
+        moments[:-1, :-1] = self.covariance + between.T @ between / len(between)
+        moments[-1, -1] = 1.0
+        return moments
 
 
 def class_statistics(

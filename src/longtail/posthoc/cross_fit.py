@@ -7,28 +7,33 @@ the training loss it has, so that it is as sure of its samples in the folds as i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize, minimize_scalar
 from torch import Tensor
 
-from longtail.distributed.world import World
+from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.crt import LinearProblem, unpack
-from longtail.posthoc.heads import LinearHead
+from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.linear import LinearHead, LinearProblem
 
 FEWEST, MOST = 3, 5
-RIDGE = 1e-8
-MOST_STEPS = 500
+FIRST_RIDGE, RIDGE_STEP, LAST_RIDGE = 0.4, 4.0, 1e-6
+STAGE_STEPS = 8  # of L-BFGS for each ridge
+WELL_KNOWN = 0.01  # a loss from which on only the scale of a head grows
+LARGEST_SCALE = 50.0
+LOOKED_AT = 1 << 24  # scores from which the loss of a head is taken
+SMALLEST_CURVATURE = 1e-9
 
 # What is fitted on the other folds' samples, on the scale of their own head.
-BuildHeads = Callable[[FitData, Array], dict[str, LinearHead]]
+BuildHeads = Callable[[FitData, Array, ClassStatistics], dict[str, LinearHead]]
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,9 @@ def cross_fit(data: FitData, features: Array, build_heads: BuildHeads, *, seed: 
     for held in _stratified(labels, number, seed):
         kept = np.setdiff1d(np.arange(len(labels)), held)
         part, own_labels = np.asarray(features)[kept], data.labels[torch.from_numpy(kept)]
-        own = head_of_loss(part, own_labels, data.num_classes, loss, data.world)
-        folds.append(Fold(held, own, build_heads(_part(data, part, own_labels, own), part)))
+        statistics = class_statistics(part, own_labels, data.num_classes, data.world)
+        own = head_of_loss(part, own_labels, statistics, loss, data.world)
+        folds.append(Fold(held, own, build_heads(_part(data, part, own_labels, own), part, statistics)))
     return folds
 
 
@@ -87,28 +93,49 @@ def mean_loss(data: FitData) -> float:
     return float(data.world.sum(total)) / len(data.labels)
 
 
-def head_of_loss(features: Array, labels: Tensor, classes: int, loss: float, world: World) -> LinearHead:
-    """A linear head whose mean cross-entropy on features (N, D) is `loss`, on the way of L-BFGS from zero.
+def head_of_loss(
+    features: Array, labels: Tensor, statistics: ClassStatistics, loss: float, world: World = SINGLE_PROCESS
+) -> LinearHead:
+    """A linear head whose mean cross-entropy on features (N, D) is `loss`: the simplest one, of the smallest weights.
 
+    The ridge falls in stages, each solved from the last one's head, until the loss is reached or every sample is
+    known well; the scale of the head makes up the rest. It begins at zero: nothing of samples left out is in it.
     A loss that cannot be reached gives the head that comes nearest.
     """
     weights = torch.full((len(labels),), 1 / len(labels), dtype=torch.float64)
-    problem = LinearProblem(features, labels, weights, classes, RIDGE, world)
-    start = np.zeros(classes * (features.shape[1] + 1))
-    way = [(start, problem.value_and_gradient(start)[0])]
+    variance = float(np.trace(statistics.covariance)) / len(statistics.covariance)
+    simple = np.diag(np.append(np.full(len(statistics.covariance), variance), 1.0))
+    problem = LinearProblem(features, labels, weights, statistics, FIRST_RIDGE * simple, world=world)
+    matrix = np.zeros((problem.classes, problem.width + 1))
+    reached, ridge, curvature = math.log(problem.classes), FIRST_RIDGE, 1 / problem.classes
+    rows = torch.arange(0, len(labels), max(1, len(labels) * problem.classes // LOOKED_AT))
+    head = problem.head(problem.start)
+    while reached > max(loss, WELL_KNOWN) and ridge > LAST_RIDGE:
+        problem.penalty = ridge * simple
+        problem.precondition(curvature)
+        options = {"maxiter": STAGE_STEPS, "ftol": 0.0, "gtol": 0.0}
+        start = problem.variables(matrix)
+        found = minimize(problem.value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+        matrix, head = problem.matrix(found.x), problem.head(found.x)
+        scores = _scores(head, features, rows)
+        reached = float(torch.nn.functional.cross_entropy(scores, labels[rows]))
+        shares = scores.softmax(1)
+        curvature = max(float((shares * (1 - shares)).mean()), SMALLEST_CURVATURE)
+        ridge /= RIDGE_STEP
+    return head.times(_scale_of(_scores(head, features, rows), labels[rows], loss))
 
-    def note(intermediate_result: object) -> None:
-        x, value = intermediate_result.x, float(intermediate_result.fun)  # type: ignore[attr-defined]
-        way.append((np.array(x), value))
-        del way[:-2]
-        if value <= loss:
-            raise StopIteration
 
-    if way[0][1] > loss:
-        options = {"maxiter": MOST_STEPS, "ftol": 0.0, "gtol": 1e-9}
-        minimize(problem.value_and_gradient, start, jac=True, method="L-BFGS-B", callback=note, options=options)
-    (before, high), (after, low) = way[0], way[-1]
-    # Between two steps the loss is nearly a line.
-    share = 1.0 if high <= loss or low >= loss else (high - loss) / (high - low)
-    weight, bias = unpack(torch.from_numpy(before + share * (after - before)), classes)
-    return LinearHead(weight.numpy(), bias.numpy())
+def _scores(head: LinearHead, features: Array, rows: Tensor) -> Tensor:
+    return head.scores(LogitRows(features).read(rows.numpy())).double()
+
+
+def _scale_of(scores: Tensor, labels: Tensor, loss: float) -> float:
+    """What scores are multiplied by for a mean cross-entropy of `loss`, or one as near to it as can be."""
+
+    def reached(scale: float) -> float:
+        return float(torch.nn.functional.cross_entropy(scale * scores, labels))
+
+    if reached(0.0) <= loss:
+        return 0.0
+    lowest = float(minimize_scalar(reached, bounds=(0.0, LARGEST_SCALE), method="bounded").x)
+    return lowest if reached(lowest) >= loss else float(brentq(lambda scale: reached(scale) - loss, 0.0, lowest))

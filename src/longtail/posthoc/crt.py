@@ -18,60 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.errors import UserError, choose
 from longtail.outputs.checks import Array
-from longtail.outputs.rows import LogitRows
 from longtail.posthoc.base import FitResult, PostHoc
+from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.linear import SINGLE_PRECISION, LinearProblem, plain_penalty
 from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.settings import check_exact, check_sgd
 from longtail.posthoc.sgd import train_parameters
-from longtail.posthoc.solver import Problem, minimise
-
-
-class LinearProblem(Problem):
-    """`sum_i u_i CE(W f_i + b, y_i) + ridge / 2 * (|W|^2 + |b|^2)` over x = [W, b], streamed in chunks."""
-
-    def __init__(
-        self,
-        features: Array,
-        labels: Tensor,
-        sample_weights: Tensor,
-        classes: int,
-        ridge: float,
-        world: World = SINGLE_PROCESS,
-    ) -> None:
-        self.rows = LogitRows(features)
-        self.labels = labels
-        self.sample_weights = sample_weights
-        self.classes = classes
-        self.ridge = ridge
-        self.world = world
-        size = len(labels)
-        self.first, self.last = world.share(size)
-
-    def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        weight, bias = unpack(torch.from_numpy(x), self.classes)
-        totals = torch.zeros(1 + len(x), dtype=torch.float64)  # one exchange between processes
-        value, gradient = totals[:1], totals[1:]
-        weight_sums, bias_sums = unpack(gradient, self.classes)
-        for rows, chunk in self.rows.chunks(self.first, self.last):
-            features, labels, weights = chunk.double(), self.labels[rows], self.sample_weights[rows]
-            log_shares = F.log_softmax(F.linear(features, weight, bias), 1)
-            value -= (weights * log_shares.gather(1, labels.unsqueeze(1)).squeeze(1)).sum()
-            error = log_shares.exp_()
-            error[torch.arange(len(labels)), labels] -= 1
-            error *= weights.unsqueeze(1)
-            weight_sums += error.T @ features
-            bias_sums += error.sum(0)
-        self.world.sum(totals)
-        return float(value) + 0.5 * self.ridge * float(x @ x), gradient.numpy() + self.ridge * x
-
-
-def unpack(x: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Weight (K, D) and bias (K,) from one vector."""
-    return x[:-classes].view(classes, -1), x[-classes:]
+from longtail.posthoc.solver import minimise
 
 
 class CRT(PostHoc):
@@ -121,13 +77,20 @@ class CRT(PostHoc):
         if self.solver == "sgd":
             self._train(data, features)
             return
-        weights = balanced_weights(data.labels, data.num_classes)
-        problem = LinearProblem(features, data.labels, weights, data.num_classes, self.ridge, data.world)
-        start = np.zeros(data.num_classes * (features.shape[1] + 1))
+        statistics = class_statistics(features, data.labels, data.num_classes, data.world)
+        problem = LinearProblem(
+            features,
+            data.labels,
+            balanced_weights(data.labels, data.num_classes),
+            statistics,
+            plain_penalty(self.ridge, statistics),
+            exact=self.tolerance < SINGLE_PRECISION,
+            world=data.world,
+        )
         passes = 1000 if self.max_iter is None else self.max_iter
-        solution = minimise(problem, start, tolerance=self.tolerance, max_evaluations=passes)
-        weight, bias = unpack(torch.from_numpy(solution.x), data.num_classes)
-        self.weight_, self.bias_ = weight.numpy(), bias.numpy()
+        solution = minimise(problem, problem.start, tolerance=self.tolerance, max_evaluations=passes)
+        head = problem.head(solution.x)
+        self.weight_, self.bias_ = head.weight, head.bias
         self.result_ = FitResult.of(solution)
 
     def _train(self, data: FitData, features: Array) -> None:

@@ -31,15 +31,17 @@ from longtail.errors import UserError, choose, number, whole_number
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.base import FitResult, PostHoc
-from longtail.posthoc.class_statistics import class_statistics
+from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
 from longtail.posthoc.cross_fit import Fold, cross_fit
 from longtail.posthoc.crt import require_features
-from longtail.posthoc.heads import LinearHead, balanced_head, lda_head, spread
+from longtail.posthoc.heads import balanced_head, lda_head, spread
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.linear import LinearHead
 from longtail.posthoc.stack import Held, Stack, sample_weights
 from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
 
+REMEMBERED = 1 << 27  # scores of held-out samples, 1 GB; more are computed again in every pass
 NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
 WAYS = (
@@ -114,7 +116,7 @@ class HALO(PostHoc):
             raise UserError(f"HALO is fitted on images the network has not seen, and there are none: {WAYS}")
         require_unseen(data, validation)
         if data.features is not None and validation.features is not None:
-            self.heads_ = stack_heads(data, data.features, self.tolerance)
+            self.heads_ = self._stack(data, data.features)
         scores = partial(_model_scores, validation, self.heads_)
         self._fit_numbers(scores, validation.labels.numpy(), data)
         kind = "a stack of heads" if self.heads_ else "logits alone"
@@ -123,11 +125,15 @@ class HALO(PostHoc):
     def _cross_fit(self, data: FitData) -> None:
         features = require_features(data.features, self)
         folds = cross_fit(data, features, partial(stack_heads, tolerance=self.tolerance), seed=self.seed)
-        self.heads_ = stack_heads(data, features, self.tolerance)
+        self.heads_ = self._stack(data, features)
         order = np.concatenate([fold.held for fold in folds])
         scores = partial(_fold_scores, folds, LogitRows(features), data.world)
         self._fit_numbers(scores, data.labels.numpy()[order], data)
         self._describe(f"a stack of heads; cross-fitted in {len(folds)} folds on {len(order)} samples", data)
+
+    def _stack(self, data: FitData, features: Array) -> dict[str, LinearHead]:
+        statistics = class_statistics(features, data.labels, data.num_classes, data.world)
+        return stack_heads(data, features, statistics, self.tolerance)
 
     def _describe(self, way: str, data: FitData) -> None:
         present = data.num_classes - len(self.missing_)
@@ -143,16 +149,19 @@ class HALO(PostHoc):
         place = np.full(train.num_classes, -1)
         place[present] = np.arange(len(present))
         codes, columns = torch.from_numpy(place[labels]), torch.from_numpy(present)
+        every = len(present) == train.num_classes
 
         def held() -> Iterator[Held]:
             for rows, (eta, *others) in scores():
-                mixed = [eta, *(score - eta for score in others)]
-                yield Held(codes[rows], weights[rows], [score[:, columns] for score in mixed])
+                mixed = torch.stack([eta, *(score - eta for score in others)])
+                yield Held(codes[rows], weights[rows], mixed if every else mixed[:, :, columns])
 
+        stored = len(self.heads_) * len(labels) * len(present) <= REMEMBERED * train.world.size
+        kept = list(held()) if stored else None
         known = {"prior": self.log_prior_, **({"norms": self.log_norms_} if self.log_norms_.any() else {})}
         names = ["model", *self.heads_, *known]
         vectors = torch.from_numpy(np.stack(list(known.values()))[:, present])
-        solution = Stack(names, held, vectors, train.world).solve()
+        solution = Stack(names, held if kept is None else lambda: kept, vectors, train.world).solve()
         self.numbers_ = dict(zip(names, solution.x.tolist(), strict=True))
         self.result_ = FitResult.of(solution)
 
@@ -236,10 +245,11 @@ def _fold_scores(folds: list[Fold], features: LogitRows, world: World) -> Iterat
         passed += len(fold.held)
 
 
-def stack_heads(data: FitData, features: Array, tolerance: float) -> dict[str, LinearHead]:
+def stack_heads(
+    data: FitData, features: Array, statistics: ClassStatistics, tolerance: float
+) -> dict[str, LinearHead]:
     """LDA and the balanced head, centred over classes, on the scale of the model's own logits."""
     world = data.world
-    statistics = class_statistics(features, data.labels, data.num_classes, world)
     balanced, _ = balanced_head(features, data.labels, statistics, world, tolerance=tolerance)
     frequency = torch.from_numpy(data.frequency)[data.labels]
     own = spread(data.rows, frequency, world) or 1.0

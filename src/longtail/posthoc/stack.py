@@ -20,7 +20,7 @@ from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.posthoc.solver import Solution
 
 STEPS = 50
-STEP_TOLERANCE = 1e-10
+LAST_STEP = 1e-9  # expected decrease, relative to the value
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Held:
     Args:
         labels: (B,) among the classes that are present.
         weights: (B,).
-        scores: what is mixed per sample and class, (B, K) each.
+        scores: (S, B, K) what is mixed per sample and class.
     """
 
     labels: Tensor
     weights: Tensor
-    scores: list[Tensor]
+    scores: Tensor
 
 
 def sample_weights(labels: np.ndarray, class_counts: np.ndarray) -> np.ndarray:
@@ -107,12 +107,14 @@ class Stack:
     def solve(self) -> Solution:
         """Newton's method with halved steps; few passes, because the prior's means are a good start."""
         began = time.perf_counter()
-        x, passes, step = self.means.copy(), 1, np.inf
+        x, passes, converged = self.means.copy(), 1, False
         value, gradient, hessian = self.evaluate(x)
-        while passes < STEPS and step > STEP_TOLERANCE:
+        while passes < STEPS and not converged:
             direction = np.linalg.solve(hessian, gradient)
             decrease, length = float(gradient @ direction), 1.0
-            if decrease <= 1e-14 * max(abs(value), 1.0):
+            if decrease <= LAST_STEP * max(abs(value), 1.0):
+                # So near the optimum the function is the parabola that the step assumes: no pass to look again.
+                x, value, converged = x - direction, value - 0.5 * decrease, True
                 break
             found = self.evaluate(x - direction)
             passes += 1
@@ -120,43 +122,32 @@ class Stack:
                 length /= 2
                 found = self.evaluate(x - length * direction)
                 passes += 1
-            step = length * float(np.abs(direction).max())
             x, (value, gradient, hessian) = x - length * direction, found
-        converged = bool(np.isfinite(value)) and passes < STEPS
-        return Solution(x, value, converged, passes, float(np.abs(gradient).max()), time.perf_counter() - began)
+        return Solution(x, value, converged, passes, None, time.perf_counter() - began)
 
     def evaluate(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Value, gradient (J,) and Hessian (J, J) of the negative log posterior; one pass over the samples."""
         size = len(x)
         totals = torch.zeros(1 + size + size * size, dtype=torch.float64)  # one exchange between processes
         value, gradient, hessian = totals[:1], totals[1 : 1 + size], totals[1 + size :].view(size, size)
-        numbers = torch.from_numpy(x)
-        count = size - len(self.vectors)
+        numbers, count = torch.from_numpy(x), size - len(self.vectors)
         constant = numbers[count:] @ self.vectors
         for part in self.held():
-            logits = constant.expand(len(part.labels), -1).clone()
-            for number, scores in zip(numbers, part.scores, strict=False):
-                logits.add_(scores, alpha=float(number))
-            own = part.labels.unsqueeze(1)
+            flat, own = part.scores.flatten(1), part.labels.unsqueeze(1)
+            logits = (numbers[:count] @ flat).view(len(own), -1).add_(constant)
             log_shares = logits.log_softmax(1)
             value -= (part.weights * log_shares.gather(1, own).squeeze(1)).sum()
-            shares = log_shares.exp_()
-            products = [shares * scores for scores in part.scores]
-            expected = torch.cat([torch.stack([p.sum(1) for p in products]), self.vectors @ shares.T])  # (J, B)
-            of_label = [scores.gather(1, own).squeeze(1) for scores in part.scores]
-            truth = torch.cat([torch.stack(of_label), self.vectors[:, part.labels]])
-            gradient += ((expected - truth) * part.weights).sum(1)
-            hessian -= (expected * part.weights) @ expected.T
-            for j, product in enumerate(products):
-                for k in range(j + 1):
-                    moment = part.weights @ (product * part.scores[k]).sum(1)
-                    hessian[j, k] += moment
-                    if j != k:
-                        hessian[k, j] += moment
-                cross = self.vectors @ (part.weights @ product)
-                hessian[j, count:] += cross
-                hessian[count:, j] += cross
-            hessian[count:, count:] += (self.vectors * (part.weights @ shares)) @ self.vectors.T
+            shares = log_shares.exp_().mul_(part.weights.unsqueeze(1))
+            products = shares * part.scores
+            expected = torch.cat([products.sum(2), self.vectors @ shares.T])  # (J, B), times the weights
+            truth = torch.cat([part.scores.gather(2, own.expand(count, -1, -1)).squeeze(2), self.vectors[:, part.labels]])
+            gradient += (expected - truth * part.weights).sum(1)
+            hessian -= (expected / part.weights) @ expected.T
+            hessian[:count, :count] += products.flatten(1) @ flat.T
+            cross = products.sum(1) @ self.vectors.T
+            hessian[:count, count:] += cross
+            hessian[count:, :count] += cross.T
+            hessian[count:, count:] += (self.vectors * shares.sum(0)) @ self.vectors.T
         self.world.sum(totals)
         pull = x - self.means
         return (
