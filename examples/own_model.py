@@ -1,7 +1,7 @@
 """Calibrate your own model: one call, no retraining, a model of the same class back.
 
 The head has a name of its own and is found all the same: it is the layer whose output the model
-answers with. Only that layer differs in the calibrated model, so it costs nothing at inference.
+returns. Only that layer differs in the calibrated model, so it costs nothing at inference.
 
     python examples/own_model.py
 """

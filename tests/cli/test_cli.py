@@ -167,7 +167,7 @@ def test_train_and_evaluate_end_to_end(capsys, tmp_path, monkeypatch):
     assert "holds a run already" in error
     code, _, error = run(capsys, "train", "--out", "run", "--resume")
     assert code == 0
-    assert "finished already" in error
+    assert "already finished" in error
 
 
 def test_unknown_setting_in_toml_is_named(capsys, tmp_path):

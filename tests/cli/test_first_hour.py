@@ -60,7 +60,7 @@ def test_a_folder_is_trained_and_everything_chosen_is_said(capsys, photos, tmp_p
     assert sizes
     assert int(sizes[1]) + int(sizes[2]) == sum(COUNTS)
     assert "grey, about 9 pixels. Trained with --backbone digits --image-size 8 --augment small-crop --epochs 1" in said
-    assert "give any of them to change it" in said
+    assert "give any of these options to change it" in said
     assert "steps of 64 images: about" in said
     assert longtail.Run.open(tmp_path / "run").config.backbone == "digits"
 

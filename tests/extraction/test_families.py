@@ -270,7 +270,9 @@ REFUSED = {
 def test_what_does_not_fold_is_refused_and_can_be_attached(family, method, digits):
     images, labels = digits
     model = REFUSED[family]()
-    with pytest.raises(UserError, match=r"nothing folds into .* model = longtail.attach\(model, method\)"):
+    with pytest.raises(
+        UserError, match=r"a calibration cannot be folded into .* model = longtail.attach\(model, method\)"
+    ):
         longtail.calibrate(
             model, [(images, labels)], copy.deepcopy(method), validation=[(images, labels)], device="cpu"
         )
@@ -285,7 +287,7 @@ def test_methods_with_a_layer_of_their_own_need_one_linear_layer(digits):
     images, labels = digits
     with pytest.raises(UserError, match="replaces one linear layer"):
         longtail.calibrate(TwoHeads(), [(images, labels)], DisAlign(max_iter=2), device="cpu")
-    with pytest.raises(UserError, match="DisAlign needs the features .* score of Tokens sees something else"):
+    with pytest.raises(UserError, match="DisAlign needs the features .* score of Tokens has another form"):
         longtail.calibrate(Tokens(), [(images, labels)], DisAlign(), device="cpu")
 
 
@@ -298,7 +300,7 @@ def test_a_folding_that_lies_is_noticed(digits):
             return weight, bias + 1.0 * torch.arange(len(bias))
 
     images, labels = digits
-    with pytest.raises(UserError, match="Wrong does not fold into fc of Crops: the model would not answer as"):
+    with pytest.raises(UserError, match="Wrong cannot be folded into fc of Crops: the new model would not give"):
         longtail.calibrate(Crops(), [(images, labels)], Wrong(), device="cpu")
 
 

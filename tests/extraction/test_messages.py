@@ -86,7 +86,7 @@ def test_quantised_models_are_refused_and_attached():
     torch.manual_seed(0)
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)))
     with pytest.raises(
-        UserError, match=r"its layers are quantised \(2.*\); calibrate before quantising. Put the method"
+        UserError, match=r"its layers are quantised \(2.*\); calibrate before quantising. Add the method"
     ):
         longtail.calibrate(model, [(X, Y)], device="cpu")
     method = longtail.MARC().fit(longtail.extract(model, [(X, Y)], device="cpu"))

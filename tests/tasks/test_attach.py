@@ -44,7 +44,7 @@ def test_what_was_fitted_with_features_is_refused(width):
     known = {"split": "validation", "class_counts": train.class_counts, "device": "cpu"}
     held_out = longtail.extract(model, [(UNSEEN, LABELS)], **known)
     for method in (longtail.CRT().fit(train), longtail.HALO().fit(train, validation=held_out)):
-        with pytest.raises(UserError, match=r"there are logits only \(\w+ needs features .* on them alone"):
+        with pytest.raises(UserError, match=r"sees only logits \(\w+ needs features .* fit it on logits"):
             longtail.attach(model, method)
     alone = longtail.HALO().fit(train.logits, train.labels, validation=(held_out.logits, held_out.labels))
     logits = model(X).detach()

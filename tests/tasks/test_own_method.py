@@ -94,6 +94,6 @@ def test_through_a_run_its_report_and_its_exports(digits_copy, tmp_path):
 
 
 def test_a_head_that_no_run_folder_can_hold_is_refused(digits_copy):
-    with pytest.raises(UserError, match="cannot hold the head of Squashed, a Sequential"):
+    with pytest.raises(UserError, match="cannot store the head of Squashed, a Sequential"):
         calibrate_run(Extractor(longtail.Run.open(digits_copy)), Squashed())
     assert not (digits_copy / "squashed").exists()

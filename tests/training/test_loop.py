@@ -179,7 +179,9 @@ def test_a_network_that_cannot_be_compiled_is_trained_as_it_is(tmp_path, capsys,
 
     monkeypatch.setattr(torch, "compile", refuse)
     longtail.train(replace(SHORT, compile=True, epochs=1), tmp_path / "run", display=Display())
-    assert "torch.compile does not work here, going on without it: no compiler found" in capsys.readouterr().err
+    assert (
+        "torch.compile does not work here, training continues without it: no compiler found" in capsys.readouterr().err
+    )
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 

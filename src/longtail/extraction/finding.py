@@ -32,7 +32,7 @@ def find_head(model: nn.Module, name: str | None = None, *, batch: Any = None, d
     ('2', True, 'a batch')
     >>> guessed = find_head(model)
     >>> guessed, guessed.sure, guessed.found_by
-    ('2', False, 'its place: the last linear layer')
+    ('2', False, 'its position: the last linear layer')
     """
     if batch is None:
         return guess_head(model, name)

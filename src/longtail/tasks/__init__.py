@@ -1,1 +1,1 @@
-"""What each command does, without its words."""
+"""What each command computes, without printing."""

@@ -1,4 +1,4 @@
-"""Putting a fitted method behind anybody's model, where it does not fold into a layer."""
+"""Adds a fitted method after any model, if it cannot be folded into a layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longtail.posthoc.base import AffinePostHoc, PostHoc
 
 
 class Applied(nn.Module):
-    """A method of somebody else's as a module: logits (N, K) to calibrated logits (N, K)."""
+    """A user's own method as a module: logits (N, K) to calibrated logits (N, K)."""
 
     def __init__(self, method: PostHoc) -> None:
         super().__init__()
@@ -29,14 +29,15 @@ class Applied(nn.Module):
 
 
 def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
-    """The model with a fitted method behind it: called as before, it answers with calibrated logits.
+    """The model followed by a fitted method: called like the model, it returns calibrated logits.
 
-    For models whose head nothing folds into; `calibrate` is for all others. The model is not copied.
+    Use it for models into which a calibration cannot be folded; use `calibrate` for all others. The model is not
+    copied.
 
     Args:
-        model: answers with logits (N, K), or with something that holds them.
-        method: fitted on the logits that the model answers with: `method.fit(longtail.extract(model, loader))`.
-        batch: what a loader gives; it shows where in the answer the logits stand, if that is not plain.
+        model: returns logits (N, K), or an object that holds them.
+        method: fitted on the logits of this model: `method.fit(longtail.extract(model, loader))`.
+        batch: a batch of the loader; needed if it is not clear where the logits are in the output.
 
     >>> from longtail.posthoc.marc import MARC
     >>> logits = torch.tensor([[3.0, 0.0], [2.0, 1.0], [1.5, 1.0], [1.0, 0.8]])
@@ -53,8 +54,8 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
             head = find(ready.model, split_batch(batch, ready.model, ready.device))
         if head.form != "logits":
             raise UserError(
-                f"{type(ready.model).__name__} answers with the {head.form} of what {head.layers[0]} gives; "
-                "longtail.calibrate folds the method into that layer"
+                f"{type(ready.model).__name__} returns the {head.form} of the output of {head.layers[0]}; "
+                "use longtail.calibrate, which folds the method into that layer"
             )
         place = head.place
     attached = Attached(model, layer, classes, place)
@@ -64,19 +65,19 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
 
 
 def _layer_of(method: PostHoc, classes: int) -> nn.Module:
-    """The method as a layer of logits; an error unless it does to some of them what the method does."""
+    """The method as a layer on logits; raises if the layer and the method differ on some logits."""
     some = torch.linspace(-3, 3, 4 * classes).view(4, classes)
     try:
         expected = torch.as_tensor(method.transform(some))
     except UserError as error:
         raise UserError(
-            f"behind a model there are logits only ({error}); fit the method on them alone, method.fit(outputs.logits, "
-            "outputs.labels), or choose one that works on them, such as MARC"
+            f"an attached method sees only logits ({error}); fit it on logits, method.fit(outputs.logits, "
+            "outputs.labels), or choose a method that works on logits, such as MARC"
         ) from error
     layer = _made(method, classes)
     with torch.no_grad():
         if not torch.allclose(layer(some).double(), expected.double(), rtol=1e-3, atol=1e-3):
-            raise UserError(f"{type(method).__name__} as a layer does not give what it gives by itself")
+            raise UserError(f"{type(method).__name__} as a layer does not give the same logits as its transform")
     return layer
 
 

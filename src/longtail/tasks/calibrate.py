@@ -1,4 +1,4 @@
-"""Calibrating anybody's model with its loader: extract once, fit, put the answer back as its head."""
+"""Calibrates any model with its loader: extract once, fit, fold the result into the head."""
 
 from __future__ import annotations
 
@@ -95,20 +95,20 @@ def calibrate(
 ) -> tuple[nn.Module, PostHoc]:
     """Calibrate a trained model: (a new model of the same class, the fitted method).
 
-    Wrappers (DistributedDataParallel, DataParallel, torch.compile) are taken off the new model.
+    The new model has no wrappers (DistributedDataParallel, DataParallel, torch.compile).
 
     Args:
-        model: a classifier whose last layer is an `nn.Linear`; it is left as it is.
-        loader: batches of its training set, as `extract` takes them; augmented as in training if you can.
-        method: what to fit (default: `MARC()`), or its name in `longtail methods`, such as "auto".
-        validation: batches of held-out images, for settings chosen on them and for confidence methods.
-        head: name of the last linear layer; without, it is the one whose output the model gives.
-        class_counts: (K,) training samples per class, if the loader does not show all of them.
+        model: a classifier whose last layer is an `nn.Linear`; it is not changed.
+        loader: batches of its training set, as for `extract`; augmented as in training if you can.
+        method: the method to fit (default: `MARC()`), or its name in `longtail methods`, such as "auto".
+        validation: batches of held-out images, on which hyper-parameters are chosen and confidence methods fitted.
+        head: name of the last linear layer; by default it is found by running the model.
+        class_counts: (K,) training samples per class, if the loader does not contain all of them.
         device: where to run the model.
         images_per_class: at most so many samples of every class are read and run, "auto" for as many as the method
-            needs. The loader must be a data set that knows its labels, or a `DataLoader` of one.
-        seed: decides which samples these are.
-        progress: show how far it is, in a terminal or a notebook.
+            needs. The loader must be a data set with a list of its labels, or a `DataLoader` of one.
+        seed: random seed that selects these samples.
+        progress: show a progress bar, in a terminal or a notebook.
     """
     method = build_posthoc(method or "marc", {}) if method is None or isinstance(method, str) else method
     display = Display(quiet=not progress)
@@ -138,21 +138,22 @@ def calibrate(
 
 
 def _require_foldable(method: PostHoc, model: nn.Module, head: Head) -> None:
-    """Refuse before the pass over the data what would be refused after it."""
+    """Refuse, before the pass over the data, models and methods that do not fit together."""
     if head.obstacle:
         raise UserError(
-            f"nothing folds into {type(model).__name__}: {head.obstacle}. Put the method behind the model: {ATTACH}"
+            f"a calibration cannot be folded into {type(model).__name__}: {head.obstacle}. Add the method after the "
+            f"model: {ATTACH}"
         )
     if method.needs_features and not head.has_features:
         raise UserError(
-            f"{type(method).__name__} needs the features before the head, one vector per sample, and "
-            f"{', '.join(head.layers)} of {type(model).__name__} sees something else; choose a method that works on "
+            f"{type(method).__name__} needs the features before the head, one vector per sample, but the input of "
+            f"{', '.join(head.layers)} of {type(model).__name__} has another form; choose a method that works on "
             "logits, such as MARC"
         )
 
 
 def _folded(ready: Running, seen: Pass, method: PostHoc) -> nn.Module:
-    """A copy of the model with the method in its weights, once it answers as the method says."""
+    """A copy of the model with the method folded into its weights; raises if its logits are not the method's."""
     model, head = ready.model, seen.head
     old = [model.get_submodule(path) for path in head.layers]
     calibrated = with_layers(model, old, folded_layers(method.head, old, head.gains))
@@ -164,7 +165,7 @@ def _folded(ready: Running, seen: Pass, method: PostHoc) -> nn.Module:
     exact = all(is_exact(cast(Tensor, numbers)) for numbers in (before.logits, *(layer.weight for layer in old)))
     if not close(after.cpu().double(), expected.cpu().double(), 1e-3 if exact else 0.05):
         raise UserError(
-            f"{type(method).__name__} does not fold into {', '.join(head.layers)} of {type(model).__name__}: the model "
-            f"would not answer as the method says. Put the method behind the model: {ATTACH}"
+            f"{type(method).__name__} cannot be folded into {', '.join(head.layers)} of {type(model).__name__}: the "
+            f"new model would not give the logits of the method. Add the method after the model: {ATTACH}"
         )
     return ready.restored(calibrated)

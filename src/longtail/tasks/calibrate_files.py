@@ -1,4 +1,4 @@
-"""Calibrating saved logits: no model is needed."""
+"""Calibrates saved logits; no model is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calibrate_files(
 ) -> list[Comparison]:
     """Fit a method on saved logits; writes its numbers, the scores and the calibrated held-out logits.
 
-    Where the head is known, the calibrated one is written too.
+    If the file has the head, the calibrated head is written too.
     """
     require_free(out, overwrite=overwrite)
     known, name = describe_posthoc(method, name)

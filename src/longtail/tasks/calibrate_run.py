@@ -1,4 +1,4 @@
-"""Calibrating a run: the calibrated network becomes a run folder of its own."""
+"""Calibrates a run; the calibrated network is written to a new run folder."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def calibrate_run(
 
     Args:
         extractor: the run, and how its images are read.
-        method: what to fit.
-        name: what the method is called (default: its name in `longtail methods`, or that of its class).
+        method: the method to fit.
+        name: name of the method (default: its name in `longtail methods`, or that of its class).
         out: folder to write.
         views: augmented passes over the training images; 0 for clean images.
         images_per_class: at most so many training images of every class are run and fitted on; "all", or "auto" for
             what the method needs.
-        seed: decides which ones.
-        overwrite: replace a calibration that is there.
+        seed: random seed that selects these images.
+        overwrite: replace an existing calibration.
     """
     run, world = extractor.run, extractor.world
     known, name = describe_posthoc(method, name)
@@ -65,8 +65,8 @@ def calibrate_run(
     few = chosen_images(images_per_class, method, run.class_counts, seed)
     if method.needs_validation and "validation" not in run.split_sizes:
         raise UserError(
-            f"{known.title} needs images the network has not seen, and {run.folder} held none out; "
-            "train with --validation 0.1, or --validation 0.02 --validation-from head, which costs the tail nothing"
+            f"{known.title} needs images that the network has not seen, but {run.folder} has no validation images; "
+            "train with --validation 0.1, or with --validation 0.02 --validation-from head, which keeps all tail images"
         )
     held_out = {split: extractor.outputs(split) for split in ("validation", "test") if split in run.split_sizes}
     validation = held_out.get("validation")
@@ -105,8 +105,8 @@ def _write(
     kind = type(calibrated.get_submodule(guess_head(model))).__name__
     if kind not in SAVED_HEADS:
         raise UserError(
-            f"a run folder cannot hold the head of {type(method).__name__}, a {kind}; let it fold into a linear layer "
-            "(PostHoc.fold), or use longtail.calibrate and keep the model yourself"
+            f"a run folder cannot store the head of {type(method).__name__}, a {kind}; fold it into a linear layer "
+            "(PostHoc.fold), or use longtail.calibrate and save the model yourself"
         )
     identity = write_model(folder / MODEL_FILE, calibrated, {"calibrated_from": run.model_identity})
     write_calibration(folder, method, known, name, fitted_on, identity)

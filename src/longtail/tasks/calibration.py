@@ -1,11 +1,11 @@
-"""The folder a calibration is written to: what was fitted, the scores before and after, the model or its head.
+"""The folder of a calibration: the fitted numbers, the scores before and after, the model or its head.
 
     OUT/calibration.json             the method, its settings and numbers, what it was fitted on
     OUT/before-after-SPLIT.json      scores of a held-out split
     OUT/model.safetensors, run.json  of a run: the calibrated network, a run folder of its own
     OUT/SPLIT-calibrated.safetensors, head.safetensors   of saved logits: calibrated logits, and the head if it is known
 
-The folder is written beside its place and moved there whole, so its files always belong together.
+The folder is written under a temporary name and then renamed, so its files always belong together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CALIBRATION_FILE = "calibration.json"
 HEAD_FILE = "head.safetensors"
 CALIBRATED = "-calibrated.safetensors"
 KIND = "a calibration"
-# Everything that commands of ours leave in such a folder; a folder with anything else is not replaced.
+# Everything that longtail commands write to such a folder; a folder with anything else is not replaced.
 OWN_FILES = (*own_files.OWN_FILES, *own_files.OWN_FOLDERS)
 
 
@@ -60,7 +60,7 @@ class FittedOn:
 
 @dataclass(frozen=True)
 class CalibrationFile:
-    """What readers need of `calibration.json`; the fitted numbers stand beside it under their own names."""
+    """The fields of `calibration.json` that readers need; the file also has the fitted numbers."""
 
     method: str
     title: str
@@ -102,7 +102,7 @@ def compare_outputs(outputs: Outputs, calibrated: np.ndarray) -> Comparison:
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that holds a calibration already, or anything that is not ours to replace."""
+    """Refuse a folder that already holds a calibration, or files that longtail did not write."""
     require_own(folder, OWN_FILES, KIND)
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
@@ -111,7 +111,7 @@ def require_free(folder: Path, *, overwrite: bool) -> None:
 def write_calibration(
     folder: Path, method: PostHoc, known: PostHocMethod, name: str, fitted_on: Outputs, model: str | None
 ) -> None:
-    """Write what was fitted, for people with another framework too: the numbers and the formula."""
+    """Write the fitted numbers and the formula, readable without this library."""
     described = CalibrationFile(
         method=name,
         title=known.title,
@@ -133,7 +133,7 @@ def write_calibration(
 
 
 def read_calibration(folder: Path, *, model: str | None = None) -> tuple[CalibrationFile, dict[str, Any]]:
-    """What a calibration's folder says of it, and the fitted numbers; with `model`, only if it is of that model."""
+    """The record and fitted numbers of a calibration folder; with `model`, raises if they belong to another."""
     path = folder / CALIBRATION_FILE
     values = read_json(path)
     if format_of(values, path) == 0:

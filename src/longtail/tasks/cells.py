@@ -1,4 +1,4 @@
-"""The cells of a comparison: one method with one seed, done once and kept.
+"""The cells of a comparison: one method with one seed, computed once and stored.
 
 OUT/runs/METHOD-seedN/                 stage-one runs
 OUT/cells/METHOD-seedN.json and .npz   scores, and the predictions on the test split
@@ -96,7 +96,7 @@ class Cell:
         return {"label": self.entry.label, "views": self.views, "config": comparable(self.train_config)}
 
     def read(self) -> Result | None:
-        """The result, if it is there and whole; an error if it belongs to another comparison."""
+        """The stored result, None if missing or incomplete; raises if it belongs to another comparison."""
         try:
             stored: Result = read_json(self.file)  # type: ignore[assignment]
             found = read_predictions(self.file.with_suffix(".npz"))
@@ -104,7 +104,7 @@ class Cell:
             stored.setdefault("stage_one", self.entry.stage_one.label)  # earlier ones were on softmax
             known = stored["identity"]
             before, views = from_dict(known["config"]), known["views"]
-        except (UserError, KeyError, TypeError):  # what is not whole is done again
+        except (UserError, KeyError, TypeError):  # an incomplete result is computed again
             return None
         if format_of(stored, self.file) == 0:  # type: ignore[arg-type]
             return None
@@ -117,16 +117,16 @@ class Cell:
         return stored
 
     def images_seen(self) -> int:
-        """Training images that the run of a stage-one cell has seen: by its steps, or its last evaluation."""
+        """How many training images the run of a stage-one cell has seen: by its steps, or its last evaluation."""
         folder, found = self.run_folder, 0
-        with suppress(OSError, ValueError):  # not trained now, or being written
+        with suppress(OSError, ValueError):  # training has not started, or the file is being written
             found = int((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
         lines = read_lines(folder / METRICS_FILE)
         return max(found, whole_number("images in a journal", lines[-1].get("images"))) if lines else found
 
 
 def train_cell(cell: Cell) -> Run:
-    """The finished stage-one run of a cell: found, gone on with, or trained."""
+    """The finished stage-one run of a cell: opened, resumed, or trained."""
     folder, config = cell.run_folder, cell.train_config
     exists = (folder / RUN_FILE).is_file()
     if exists:
@@ -139,7 +139,7 @@ def train_cell(cell: Cell) -> Run:
 
 
 def run_cell(cell: Cell) -> Result:
-    """Do one cell: scores and test predictions are written, and the scores returned."""
+    """Compute one cell: write scores and test predictions, return the scores."""
     run = train_cell(cell)
     extractor = Extractor(run, root=cell.config.root, workers=cell.config.workers)
     outputs = extractor.outputs("test")

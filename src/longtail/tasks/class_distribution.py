@@ -23,10 +23,10 @@ class ClassDistribution:
         name: of the data set.
         class_names: K names.
         class_counts: (K,) training images per class.
-        images: images of each split there is.
-        group_counts: (K,) the same before validation images were held out: classes are many-, medium- or few-shot by
-            these. None if they are `class_counts`.
-        found: where they were found, in one sentence.
+        images: number of images in each split.
+        group_counts: (K,) training images per class before validation images were held out; they decide which
+            classes are many-, medium- or few-shot. None if they equal `class_counts`.
+        found: where the images were found, in one sentence.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ClassDistribution:
 
     @property
     def imbalance(self) -> float | None:
-        """Images of the largest class over images of the smallest; None if a class has none."""
+        """Images of the largest class divided by images of the smallest; None if a class has none."""
         smallest = int(self.class_counts.min())
         return float(self.class_counts.max()) / smallest if smallest else None
 

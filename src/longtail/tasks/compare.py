@@ -2,9 +2,8 @@
 
 All post-hoc methods on one stage-one method and seed calibrate the same network (softmax's, or that of the
 method named before the plus sign: `balanced-softmax+marc`); all stage-one methods
-take the same number of optimiser steps, each with the batch its authors draw per stream of images.
-Settings are chosen on the validation split, never on test. A cell that is done is not done again;
-one that was interrupted goes on.
+take the same number of optimiser steps, with a full batch per stream of images. Hyper-parameters are chosen on the
+validation split, never on the test split. Finished cells are reused; interrupted ones are resumed.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ def compare(
         methods: names, with options as in `marc:solver=sgd`; a post-hoc method calibrates the network of softmax, or
             of the stage-one method before a plus sign: `cbs+marc`. Or post-hoc methods themselves.
         out: folder of the comparison.
-        seeds: each cuts its own tail and validation split and starts from its own weights.
-        views: augmented passes that post-hoc methods are fitted on.
-        jobs: cells at a time, through joblib; its backend can be a Ray or Dask cluster.
-        progress: show how far it is, in a terminal or a notebook.
-        display: where progress is shown, instead.
+        seeds: each seed has its own long tail, validation split and initial weights.
+        views: augmented passes over the training images for fitting post-hoc methods.
+        jobs: number of cells to work on in parallel, through joblib; its backend can be a Ray or Dask cluster.
+        progress: show a progress bar, in a terminal or a notebook.
+        display: where progress is shown, instead of `progress`.
     """
     entries = _entries(methods)
     _check_numbers(seeds, views, jobs)
@@ -61,7 +60,7 @@ def compare(
     display = display or Display(quiet=not progress)
     cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
     waiting = [cell for cell in cells if cell.read() is None]
-    display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done already")
+    display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them already done")
     # Stage two waits for the stage-one models it calibrates, also for those that nobody asked to be compared.
     trained = {cell.run_folder: cell.stage_one for cell in waiting}
     first = [cell for cell in trained.values() if cell in waiting or not cell.is_trained]
@@ -101,7 +100,7 @@ def _check_numbers(seeds: Sequence[int], views: int, jobs: int) -> None:
 
 
 def images_to_see(config: TrainConfig, entries: Sequence[Entry], cells: Sequence[Cell]) -> int:
-    """Training images of these stage-one cells; an error if the splits that the entries need are not there."""
+    """Number of training images of these stage-one cells; raises if the entries need a split that is missing."""
     splits = open_splits(config)
     splits.split("test")
     if any(entry.needs_validation for entry in entries):
@@ -112,12 +111,12 @@ def images_to_see(config: TrainConfig, entries: Sequence[Entry], cells: Sequence
 
 @contextmanager
 def watched(cells: Sequence[Cell], task: Task) -> Iterator[None]:
-    """Keep a task at the images that the runs of these cells have seen, wherever they are trained."""
+    """Update a progress bar with the images that the runs of these cells have seen, in whichever process they train."""
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(LOOK_SECONDS):
-            with suppress(UserError):  # training itself says what is wrong with a journal
+            with suppress(UserError):  # training itself reports what is wrong with a journal
                 task.advance(sum(cell.images_seen() for cell in cells) - task.done)
 
     thread = threading.Thread(target=look, daemon=True)
@@ -139,7 +138,7 @@ def _do(cells: Sequence[Cell], jobs: int, display: Display, task: Task | None = 
 
 
 def _workers(jobs: int) -> Parallel:
-    """joblib's workers, of the backend in force; results come one by one where it can hand them out so."""
+    """Results of joblib's workers with the current backend, one by one if the backend can do that."""
     try:
         return Parallel(n_jobs=jobs, return_as="generator_unordered")
     except ValueError:  # Ray's backend gives them all at the end

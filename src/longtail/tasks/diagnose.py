@@ -1,8 +1,8 @@
-"""Is this classifier long-tail biased, and would calibration help? Answered on held-out outputs.
+"""Whether a classifier is biased by the long tail, and whether calibration would help; measured on held-out outputs.
 
-The signs: mean margins and logits that fall with class size, tail classes recognised worse than head
-classes. The test: the methods that `auto` chooses from are fitted as `calibrate` would fit them, and
-the gain of balanced accuracy by the chosen one is given with its interval.
+The signs of bias: mean margins and logits fall with class size, and tail classes have lower accuracy than head
+classes. The trial: the methods that `auto` chooses from are fitted as `calibrate` would fit them, and the gain in
+balanced accuracy of the chosen one is given with its interval.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FALLS = 0.3  # rank correlation of class size and mean margin from which margins
 
 @dataclass(frozen=True)
 class Tried:
-    """One method: log-likelihood of held-out samples at the target prior, and the gain of balanced accuracy."""
+    """One method: log-likelihood of held-out samples at the target prior, and the gain in balanced accuracy."""
 
     name: str
     likelihood: float
@@ -34,23 +34,24 @@ class Tried:
 
     @property
     def title(self) -> str:
-        return "Softmax (as it is)" if self.name == "softmax" else POSTHOC_METHODS[self.name].title
+        return "Softmax (unchanged)" if self.name == "softmax" else POSTHOC_METHODS[self.name].title
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
+    """The result of `diagnose`.
 
     Args:
-        split: of the held-out samples.
-        samples: how many they are.
-        before: the model as it is.
+        split: split of the held-out samples.
+        samples: number of held-out samples.
+        before: the unchanged model.
         tried: every candidate.
-        method: name of the one that `--method auto` takes; softmax for leaving the model as it is.
-        nearest: the method that `gain` belongs to: the same, or the likeliest where the model is left as it is.
+        method: name of the method that `--method auto` chooses; softmax means the model stays unchanged.
+        nearest: the method that `gain` belongs to: the chosen one or, if the model stays unchanged, the candidate
+            with the highest likelihood.
         gain: balanced accuracy after minus before.
         tail_gain: the same over the half of the classes with fewer training images.
-        fallen: classes that it makes worse by more than their interval.
+        fallen: classes whose accuracy falls by more than their interval.
         fitted: how the methods were fitted.
     """
 
@@ -67,12 +68,12 @@ class Diagnosis:
 
     @property
     def helps(self) -> bool:
-        """Whether a method is surely better than the model as it is, in likelihood and in balanced accuracy."""
+        """Whether a method is significantly better than the unchanged model, in likelihood and balanced accuracy."""
         return self.method != "softmax" and (self.gain.low or 0) > 0
 
     @property
     def biased(self) -> bool:
-        """Whether margins fall with class size and a method surely helps."""
+        """Whether margins fall with class size and a method helps significantly."""
         return self.helps and self.before.correlation["margins"] > FALLS
 
     def sentences(self) -> str:
@@ -88,10 +89,12 @@ class Diagnosis:
         if self.helps:
             return f"{first}. Calibrate with {title}, {self.fitted}: expect {expected} on images like these."
         if high < 0:
-            return f"{first}, and calibration would cost accuracy ({title}: {expected}). Leave the classifier as it is."
+            return (
+                f"{first}, and calibration would lower accuracy ({title}: {expected}). Keep the classifier unchanged."
+            )
         return (
-            f"{first}; no method is surely better than the model as it is (the likeliest, {title}: {expected}). "
-            "Leave the classifier as it is, or bring more held-out images to be sure."
+            f"{first}; no method is significantly better than the unchanged model (the best, {title}: {expected}). "
+            "Keep the classifier unchanged, or use more held-out images for a clearer result."
         )
 
     def __str__(self) -> str:
@@ -122,7 +125,7 @@ class Diagnosis:
 def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
     """Diagnose a model from held-out outputs; `class_counts` must be those of its training set."""
     if len(np.unique(held_out.class_counts)) == 1:
-        raise UserError("all classes have the same number of training images: there is no long tail to diagnose")
+        raise UserError("all classes have the same number of training images: there is no long tail")
     # The tail is the half of the classes with fewer training images.
     order = np.argsort(-held_out.class_counts, kind="stable")
     tail = np.isin(held_out.labels, order[len(order) // 2 :])

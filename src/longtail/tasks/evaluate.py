@@ -1,4 +1,4 @@
-"""Scoring a run on one of its splits, and the table people read."""
+"""Scores a run on one of its splits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Stage one: the loop, its plan, its checkpoints."""
+"""Stage one: training loop, schedule, checkpoints."""

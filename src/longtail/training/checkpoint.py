@@ -1,8 +1,8 @@
-"""Checkpoints: one safetensors file that holds enough to go on bit for bit.
+"""Checkpoints: one safetensors file from which training continues bit for bit.
 
-Weights, what the objective has accumulated, and the optimiser's momentum; the step and the
-configuration stand in the header. Random numbers need no state: they are a function of the seed
-and the step. No pickle, so opening a checkpoint never runs code.
+It holds the weights, the state of the objective and the momentum of the optimiser; the header holds the step and
+the configuration. Random numbers need no state: they are a function of the seed and the step. There is no pickle,
+so opening a checkpoint never runs code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOMENTUM = "momentum_buffer"
 
 @dataclass
 class TrainState:
-    """Everything that changes while training."""
+    """Everything that changes during training."""
 
     model: nn.Module
     objective: Objective
@@ -40,9 +40,10 @@ class TrainState:
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """What stands beside the tensors: how far training is, in how many processes, and the loss since the last record.
+    """The header: the step, the number of processes, and the loss since the last record.
 
-    `momentum` names the parameters that have one, so that none can be missing; checkpoints from before have no list.
+    `momentum` lists the parameters that have a momentum, so that a missing one is detected; older checkpoints have
+    no list.
     """
 
     step: int
@@ -64,10 +65,10 @@ def save_checkpoint(path: Path, state: TrainState, *, loss_sums: list[float], lo
 
 
 def load_checkpoint(path: Path, state: TrainState, *, steps: int) -> CheckpointHeader:
-    """Restore the state of a run of so many steps in place; what is not of this run is an error."""
+    """Restore the state of a run in place; raises if the checkpoint does not belong to this run."""
     tensors, details = read_tensors(path)
     if format_of(details, path) == 0:
-        raise UserError(f"{path} was written by an older longtail; finish the run with that version, or start it anew")
+        raise UserError(f"{path} was written by an older longtail; finish the run with that version, or start it again")
     header = as_record(CheckpointHeader, details, path)
     _require(0 <= header.step <= steps, f"step {header.step} of {steps}", path)
     _require(header.processes == len(header.loss_sums) and header.loss_steps >= 0, "its sums of the loss", path)

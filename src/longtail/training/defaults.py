@@ -1,4 +1,4 @@
-"""Settings that suit the images found: `longtail train photos --out runs/photos` needs no others.
+"""Default settings chosen from the images: `longtail train photos --out runs/photos` needs no other options.
 
 | shorter side of the images (median) | trained at | network |
 |---|---|---|
@@ -27,7 +27,7 @@ from longtail.recipes import RECIPES
 
 VALIDATION = 0.1
 LOOKED_AT = 200  # images whose headers are read
-# Largest median side, side that images are brought to, and networks: (from so many images on, name).
+# Largest median side, side that images are resized to, and networks: (minimum number of images, name).
 SIZES: tuple[tuple[float, int, tuple[tuple[int, str], ...]], ...] = (
     (12, 8, ((0, "digits"),)),
     (48, 32, ((0, "resnet8"), (2_000, "resnet20"), (20_000, "resnet32"))),
@@ -40,7 +40,7 @@ GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 @dataclass(frozen=True)
 class Found:
-    """Images, and the settings that suit them."""
+    """Images, and the settings chosen for them."""
 
     splits: Splits
     config: TrainConfig
@@ -49,7 +49,7 @@ class Found:
     grey: bool
 
     def sentence(self, config: TrainConfig) -> str:
-        """What was found and how it is trained, with `config` after all options."""
+        """One sentence: the images found, and how they are trained on; `config` includes all options."""
         colour = "grey" if self.grey else "colour"
         augment = " ".join(("--augment", *config.augment))
         length = f"--epochs {config.epochs:g}" if config.epochs else f"--iterations {config.iterations}"
@@ -57,17 +57,17 @@ class Found:
         return (
             f"{self.splits.found()}; {colour}, about {self.side} pixels. Trained with --backbone {config.backbone}"
             f"{start} --image-size {config.image_size} {augment} {length} --batch-size {config.batch_size} "
-            f"--lr {config.lr:g}: give any of them to change it"
+            f"--lr {config.lr:g}; give any of these options to change it"
         )
 
 
 def recipe_for(data: str | DataConfig, *, root: str | None = None, **settings: Any) -> TrainConfig:
-    """The recipe of that name, or one that suits the images found at a path; 10 % of them are held out.
+    """The recipe of that name, or settings chosen from the images at a path; 10 % of the images are held out.
 
     Args:
-        data: a recipe, an image folder, or a list, CSV or Parquet file of images; or where they are.
-        root: folder of the data set (recipes), or that the paths in a file are relative to.
-        settings: replace those that would be chosen, by the names of `TrainConfig`.
+        data: the name of a recipe, an image folder, or a list, CSV or Parquet file of images.
+        root: folder of the data set (recipes), or folder that the paths in a file are relative to.
+        settings: fields of `TrainConfig` that replace the chosen ones.
     """
     if isinstance(data, str) and data in RECIPES:
         return from_dict(settings, replace(RECIPES[data], root=root))
@@ -75,7 +75,7 @@ def recipe_for(data: str | DataConfig, *, root: str | None = None, **settings: A
 
 
 def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any) -> Found:
-    """Look at the images at a path, and choose settings."""
+    """Inspect the images at a path, and choose settings."""
     where = replace(find_data(data, root), validation=VALIDATION) if isinstance(data, str) else data
     known = {name: value for name, value in settings.items() if name in DataConfig.__dataclass_fields__}
     splits = open_splits(replace(where, **known))
@@ -110,12 +110,12 @@ def _looks(images: Images) -> tuple[int, bool]:
     headers = [images.header(int(place)) for place in places]
     known = [(width, height, mode) for width, height, mode in headers if width]
     if not known:
-        images.open(int(places[0]))  # says what is wrong with it
+        images.open(int(places[0]))  # raises an error that says what is wrong
     side = int(np.median([min(width, height) for width, height, _ in known]))
     return side, all(mode in GREY_MODES for _, _, mode in known)
 
 
 def _augment(size: int, *, grey: bool) -> tuple[str, ...]:
-    """Windows of the image; grey images are seldom photographs (writing, scans), so they are not mirrored."""
+    """Crops, and flips for colour images; grey images are often writing or scans, so they are not mirrored."""
     window = "small-crop" if size <= 12 else "crop" if size <= 128 else "resized-crop"
     return (window,) if grey else (window, "flip")

@@ -1,4 +1,4 @@
-"""What a training run leaves on disk while it goes on, and how it is found again."""
+"""The files that a training run writes, and how a run is found again."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class Journal:
 
     @property
     def finished(self) -> bool:
-        """Whether the run that goes on has come to its end already."""
+        """Whether the run to resume is already finished."""
         return self.resuming and (self.folder / MODEL_FILE).is_file()
 
     def require_usable(self, *, resume: bool, overwrite: bool) -> None:
-        """Refuse a folder that cannot take this run; nothing is written yet."""
+        """Refuse a folder in which this run cannot be written; nothing is written yet."""
         seen = self.world.gather((self.folder / RUN_FILE).is_file())
         if len(set(seen)) > 1:
             blind = seen.index(False)
-            raise UserError(f"process {blind} does not see {self.folder}; give all processes the same folder")
+            raise UserError(f"process {blind} cannot see {self.folder}; give all processes the same shared folder")
         exists = seen[0]
         self.resuming = resume or (exists and self._restarted())
         self.replacing = exists and overwrite and not self.resuming
@@ -84,16 +84,16 @@ class Journal:
         require_writable(self.folder)
 
     def restore(self, state: TrainState, steps: int) -> None:
-        """The state of the run that goes on, if one does."""
+        """The state of the run to resume; None for a new run."""
         if self.resuming and not self.finished:
             self._restore(state, steps)
 
     def begin(self, state: TrainState) -> None:
-        """The first thing that is written: the description of a new run."""
+        """Write the description of a new run, before any other file."""
         self.world.barrier()
         if self.world.is_main:
             for name in (RUN_FILE, CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
-                remove_unfinished(self.folder / name)  # what killed processes have left
+                remove_unfinished(self.folder / name)  # left by killed processes
         if self.world.is_main and self.resuming:
             self._tidy(state.step)
         if self.world.is_main and not self.resuming:
@@ -105,15 +105,15 @@ class Journal:
             tracker.start(self.folder, to_dict(self.config), state.step)
 
     def forget_beginning(self) -> None:
-        """Where training failed before its first checkpoint, leave nothing that blocks the corrected command."""
+        """If training failed before its first checkpoint, remove everything that would block the corrected command."""
         kept = any((self.folder / name).exists() for name in (CHECKPOINT_FILE, MODEL_FILE))
         if self.world.is_main and not self.resuming and not kept:
             for name in (RUN_FILE, METRICS_FILE, PROGRESS_FILE):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _restarted(self) -> bool:
-        """Whether torchrun starts the processes of this very run again, after it lost one."""
-        # The count is that of an agent: one that starts its processes again because another did so keeps its own.
+        """Whether torchrun has restarted the processes of this run after it lost one."""
+        # The restart count belongs to one agent; an agent that restarts because another did keeps its own count.
         if not any(self.world.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")):
             return False
         started_by = Run.open(self.folder).record.started_by
@@ -126,13 +126,13 @@ class Journal:
             if header.processes != self.world.size:
                 raise UserError(
                     f"{checkpoint} was written by {header.processes} processes, there are {self.world.size} now; "
-                    "a run goes on with the number it began with"
+                    "resume with the same number of processes"
                 )
             self.loss_sum.fill_(header.loss_sums[self.world.rank])
             self.loss_steps = header.loss_steps
 
     def _tidy(self, step: int) -> None:
-        """Drop metrics from after the checkpoint: they will be written again."""
+        """Remove metrics after the checkpoint: they will be written again."""
         if self.finished:
             (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
             return
@@ -141,19 +141,19 @@ class Journal:
         keep_lines(path, [line for line in lines if whole_number(f"step in {path}", line.get("step")) <= step])
 
     def add(self, loss: Tensor) -> None:
-        """Count the loss of one step into the mean that is recorded next."""
+        """Add the loss of one step to the mean that is recorded next."""
         self.loss_sum = self.loss_sum.to(loss.device) + loss
         self.loss_steps += 1
 
     def tick(self, images: int) -> None:
-        """Say how many images were seen, for whoever watches from another process; once a second is enough."""
+        """Write how many images were seen, for another process that shows progress; at most once a second."""
         now = time.monotonic()
         if self.world.is_main and now - self._last_tick >= TICK_SECONDS:
             self._last_tick = now
             (self.folder / PROGRESS_FILE).write_text(f"{images:>20}\n", encoding="utf-8")
 
     def mean_loss(self) -> float:
-        """Mean loss since the last record, over all processes; an error if it is no longer finite."""
+        """Mean loss since the last record, over all processes; raises if it is not finite."""
         total = torch.stack([self.loss_sum, torch.tensor(float(self.loss_steps), device=self.loss_sum.device)])
         loss_sum, steps = self.world.sum(total).tolist()
         mean = loss_sum / max(steps, 1)
@@ -162,7 +162,7 @@ class Journal:
         return mean
 
     def record(self, plan: Plan, state: TrainState, loss: float, metrics: Metrics | None, speed: float) -> str:
-        """Append a line to the metrics file; returns the same for people."""
+        """Append a line to the metrics file; returns a readable version."""
         entry: dict[str, Any] = {
             "step": state.step,
             "epoch": round(plan.epochs_at(state.step), 3),
@@ -202,7 +202,7 @@ class Journal:
         self.world.barrier()
 
     def close(self) -> None:
-        """Nothing more will be recorded, be training at its end or not."""
+        """Close the trackers; called at the end of training and after an interruption."""
         for tracker in self.trackers:
             tracker.finish()
 

@@ -1,8 +1,7 @@
 """Stage-one training: the loop, its evaluations and its checkpoints.
 
-Every number of a step (which images, how augmented, what is dropped at random, which learning
-rate) is computed from the seed and the step. A run that was interrupted therefore goes on bit for
-bit from its last checkpoint.
+Everything random in a step (images, augmentation, dropout) and its learning rate is computed from the seed and the
+step. Therefore an interrupted run continues bit for bit from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -39,23 +38,22 @@ from longtail.training.stop import StopRequest
 from longtail.training.streams import Parts, Streams
 from longtail.training.trackers import Tracker
 
-NOTE_EVERY = 20  # steps between looks at the loss, each of which waits for the device
+NOTE_EVERY = 20  # steps between readings of the loss, because each reading waits for the device
 
 
 class Trainer:
     """One training run in one folder.
 
-    Everything that can be known is checked when it is made: settings, images, folder, one step on a copy.
-    Only then is anything written.
+    The constructor checks settings, images, folder, and one step on a copy. Files are written only after that.
 
     Args:
         config: what to train.
         folder: where the run is written.
         world: this process among those that train together.
         display: where progress is shown.
-        resume: go on from the folder's checkpoint instead of starting.
-        overwrite: replace a run that is there.
-        trackers: names or objects that the numbers also go to.
+        resume: continue from the folder's checkpoint.
+        overwrite: replace an existing run.
+        trackers: names or objects that also receive the scores.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class Trainer:
         self.journal.begin(self.state)
 
     def _rehearse(self) -> None:
-        """One step on a copy, and how long the steps that are left will take."""
+        """Try one step on a copy, and print how long the remaining steps will take."""
         seconds = rehearse(self.streams, self.state, self.config, self.plan, self.world)
         steps = self.plan.steps - self.state.step
         self.display.line(f"{steps:,} steps of {self.config.batch_size} images: about {clock(seconds)} here")
@@ -109,7 +107,7 @@ class Trainer:
     def run(self) -> Metrics | None:
         """Train to the end; returns the last validation metrics, None without a validation split."""
         if self.journal.finished:
-            self.display.line(f"{self.journal.folder} is finished already")
+            self.display.line(f"{self.journal.folder} is already finished")
             return None
         try:
             return self._train()
@@ -148,7 +146,7 @@ class Trainer:
         return f"epoch {self.plan.epoch(self.state.step)}  loss {self.journal.mean_loss():.3f}"
 
     def _network(self) -> nn.Module:
-        """The network as the steps run it: compiled if asked and possible."""
+        """The network, compiled if requested and possible."""
         if not self.config.compile:
             return self.state.model
         return compiled(self.state.model, next(self._batches())[0][0].images, self.display)
@@ -172,7 +170,7 @@ class Trainer:
 
 
 def _require_apart(folder: Path, config: TrainConfig) -> None:
-    """Among folders that are classes, a run would become a class."""
+    """Refuse an output folder inside the image folder: the run would become a class."""
     if config.data == "folder" and config.root and folder.resolve().is_relative_to(Path(config.root).resolve()):
         raise UserError(f"{folder} is inside the images of {config.root}; choose another --out")
 
@@ -188,21 +186,21 @@ def train(
     progress: bool = True,
     display: Display | None = None,
 ) -> Metrics | None:
-    """Train a network and leave a run in folder `out`.
+    """Train a network and write a run to folder `out`.
 
     Returns the validation metrics after the last step, None without a validation split. Works in one
-    process or in those that `torchrun` started. The caller's random numbers stay as they are.
+    process or in the processes of `torchrun`. The state of the caller's random generators does not change.
 
     Args:
         config: what to train, the name of a recipe, or the path of images (see `recipe_for`).
         out: folder of the run.
-        resume: go on from the checkpoint in the folder, bit for bit.
-        overwrite: replace a run that is in the folder.
-        download: fetch CIFAR first if it is not there.
-        trackers: where the numbers of each evaluation also go: tensorboard, mlflow, csv, or objects with the
-            methods of `longtail.training.trackers.Tracker`.
-        progress: show how far it is, in a terminal or a notebook.
-        display: where progress is shown, instead.
+        resume: continue from the checkpoint in the folder, bit for bit.
+        overwrite: replace a run in the folder.
+        download: download CIFAR first if it is missing.
+        trackers: also log the scores of each evaluation to: tensorboard, mlflow, csv, or objects with the methods
+            of `longtail.training.trackers.Tracker`.
+        progress: show a progress bar, in a terminal or a notebook.
+        display: where progress is shown, instead of `progress`.
     """
     config = with_authors_settings(recipe_for(config) if isinstance(config, str) else config)
     if config.data == "places-lt" and config.weights is None:
@@ -216,12 +214,12 @@ def train(
                 download_cifar(config.data, config.root, display)
             world.barrier()
         options = {"resume": resume, "overwrite": overwrite}
-        # Nobody else trains in this folder until the run is over; the lock ends with its holder.
+        # The lock keeps other processes from training in this folder; it is released when this process ends.
         with holding(Path(out)) if world.is_main else nullcontext():
             return Trainer(config, Path(out), world, display, **options, trackers=trackers).run()
 
 
 def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    """A block whose seeds do not reach the caller's generators, on the CPU or on this device."""
+    """Inside the block, seeding does not change the caller's random generators, on the CPU or on this device."""
     own = [device] if device.type == "cuda" else []
     return torch.random.fork_rng(devices=own)

@@ -1,4 +1,4 @@
-"""The course of a training run, computed from its configuration: steps, epochs, learning rate."""
+"""The schedule of a training run, computed from its configuration: steps, epochs, learning rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longtail.networks.objective import Progress
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, and how fast.
+    """Length and learning rate of a training run.
 
     Args:
         steps: batches in all.
@@ -21,7 +21,7 @@ class Plan:
         warmup: steps over which the learning rate rises.
         warmup_from: learning rate at the start of the warm-up.
         streams: streams of images that a step draws a batch from.
-        stages: parts of equal length, in each of which the learning rate starts anew.
+        stages: parts of equal length; the learning rate schedule restarts in each.
     """
 
     steps: int
@@ -64,7 +64,7 @@ class Plan:
         return step + 1 == self.steps or self.epoch(step + 1) // every > self.epoch(step) // every
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine down to 0; anew in every stage.
+        """Linear warm-up, then half a cosine down to 0; restarts in every stage.
 
         >>> plan = Plan(steps=100, batch_size=1, epoch_images=1, lr=1.0, warmup=10)
         >>> plan.learning_rate(0), plan.learning_rate(10), round(plan.learning_rate(55), 3)
@@ -79,7 +79,7 @@ class Plan:
 
     def _stage(self, step: int) -> tuple[int, int]:
         """First step of the stage that a step belongs to, and the first one after it."""
-        # The stage of a step is that of its share of all steps, as objectives see it.
+        # The stage follows from the share of steps done, as in the objectives.
         edges = [math.ceil(stage * self.steps / self.stages) for stage in range(self.stages + 1)]
         stage = min(self.stages * step // self.steps, self.stages - 1)
         return edges[stage], edges[stage + 1]

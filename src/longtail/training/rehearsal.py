@@ -1,4 +1,4 @@
-"""One step on a copy, before anything is written: what cannot work is said now, and how long the run will take."""
+"""One step on a copy before any file is written: finds errors early and measures how long the run will take."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rehearse(streams: Streams, state: TrainState, config: TrainConfig, plan: Pla
     times: list[tuple[float, float]] = []
     begin = time.monotonic()
     try:
-        # Among several processes all must take as many steps; alone, some more to know their time better.
+        # Several processes must all take the same number of steps; a single one takes more for a better measurement.
         while len(times) < (1 if world.size > 1 else MOST_STEPS) and time.monotonic() - begin < ENOUGH_SECONDS:
             start = time.monotonic()
             parts = next(streams.batches(state.step, plan.steps, workers=0))
@@ -39,9 +39,9 @@ def rehearse(streams: Streams, state: TrainState, config: TrainConfig, plan: Pla
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"a batch of {config.batch_size} images does not fit into memory; use a smaller --batch-size, or "
-            f"--accumulate {2 * config.accumulate} to work it in parts"
+            f"--accumulate {2 * config.accumulate} to split it into parts"
         ) from error
-    # The first step also prepares the libraries below.
+    # The first step also initialises the libraries.
     reading, computing = (median(part) for part in zip(*(times[1:] or times), strict=True))
     each = max(reading / config.workers, computing) if streams.decodes else reading + computing
     return each * (plan.steps - state.step)

@@ -70,13 +70,13 @@ def _parts(model: nn.Module, objective: nn.Module) -> list[dict[str, Any]]:
 
 
 def compiled(model: nn.Module, images: Tensor, display: Display) -> nn.Module:
-    """The network compiled, if that is possible here; else itself."""
+    """The compiled network, or the network itself if compilation fails."""
     try:
         # The trial runs on a copy: it must not move batch-norm statistics.
         trial = torch.compile(copy.deepcopy(model))
         trial(images).sum().backward()
     except Exception as error:  # the compiler fails in many ways: none of them should end a training run
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        display.line(f"torch.compile does not work here, going on without it: {reason}")
+        display.line(f"torch.compile does not work here, training continues without it: {reason}")
         return model
     return torch.compile(model)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Stopping between two steps, when asked."""
+"""Stopping between two steps, when a signal arrives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longtail.distributed.world import World
 
 
 class StopRequest:
-    """Turns Ctrl-C and the scheduler's SIGTERM into a wish to stop after the current step."""
+    """Turns Ctrl-C and the scheduler's SIGTERM into a request to stop after the current step."""
 
     def __init__(self) -> None:
         self._asked = 0  # the number of the signal
@@ -35,7 +35,7 @@ class StopRequest:
         self._asked = number
 
     def requested(self, world: World) -> int:
-        """The signal by which any process was asked to stop, 0 if none was."""
+        """The signal that any process received; 0 if none."""
         if world.size == 1:
             return self._asked  # without waiting for the device
         counts = torch.zeros(2, device=world.device)

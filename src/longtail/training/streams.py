@@ -57,7 +57,7 @@ class Streams:
         return [Sampler(labels, name, seed=config.seed, epochs=epochs) for name in names]
 
     def open_images(self) -> None:
-        """Bring the images where they are read quickest; a broken one is named now."""
+        """Move the images to where they are read fastest; raises if an image is broken."""
         self.images = self._resident(self.splits.train, augmented=True)
         held_out = self.splits.validation
         self.validation = None if held_out is None else self._resident(held_out, augmented=False)

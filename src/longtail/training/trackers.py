@@ -1,4 +1,4 @@
-"""Where the numbers of a training run also go: TensorBoard, MLflow, a CSV file, or an object of your own.
+"""Trackers, which log the scores of a training run: TensorBoard, MLflow, a CSV file, or your own object.
 
 A tracker has three methods: `start`, once before the first step; `log`, after every evaluation;
 `finish`, at the end, also when training is interrupted. Only the first process has one.
@@ -19,13 +19,13 @@ class Tracker(Protocol):
     """What a training run calls."""
 
     def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
-        """Training begins at `step` (0, or where a run goes on) in this folder with these settings."""
+        """Training begins at `step` (0, or the step of the checkpoint) in this folder with these settings."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Numbers after a step, such as `train/loss` and `validation/balanced`."""
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Training has ended."""
 
 
 class TensorBoardTracker:
@@ -52,7 +52,7 @@ class TensorBoardTracker:
 
 
 class MlflowTracker:
-    """A run of MLflow, at the place that MLFLOW_TRACKING_URI names; a resumed run goes on in the same one."""
+    """A run of MLflow at MLFLOW_TRACKING_URI; a resumed run continues the same MLflow run."""
 
     def __init__(self) -> None:
         try:
