@@ -10,8 +10,8 @@ seed.
 Everything happens in forks of one process that has imported torch and scikit-learn and collected the tests, so a mutant
 costs what its tests cost. First every test is run once, to see which functions it calls and how long it takes. A mutant
 then meets the tests that call its function, the quickest first, up to a budget of processor time; mutants outside of
-functions meet the tests of their file and room. Tests that start processes of their own do not see the mutant there:
-the score is a lower bound.
+functions meet the tests of their file and room, and all meet the room's table of defaults. Tests that start processes
+of their own do not see the mutant there: the score is a lower bound.
 
 Leaves docs/results/mutation.md with the share killed per room, and every survivor.
 """
@@ -73,7 +73,8 @@ def _tests_of(room: str, mutant: Mutant, tests: dict[str, dict[str, Any]]) -> tu
     file = str(mutant.path.relative_to(SOURCE))
     folder = f"tests/{'tasks' if room == 'tables' else room}/"
     if mutant.function:
-        found = [name for name in tests if f"{file}:{mutant.function}" in tests[name]["calls"]]
+        calling = {name for name in tests if f"{file}:{mutant.function}" in tests[name]["calls"]}
+        found = [name for name in tests if name in calling or name.startswith(f"{folder}test_defaults.py")]
     else:
         calling = {name for name in tests if any(call.startswith(f"{file}:") for call in tests[name]["calls"])}
         found = [name for name in tests if name in calling or name.startswith(folder)]
