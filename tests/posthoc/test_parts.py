@@ -1,5 +1,6 @@
 """The parts that methods are made of, each beside its formula on a few samples."""
 
+import inspect
 import math
 import time
 import warnings
@@ -9,24 +10,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.optimize import approx_fprime
+from sklearn.exceptions import ConvergenceWarning
 
 from longtail import CRT, HALO, LWS, MARC, DisAlign, LogitAdjustment, Outputs, TauNorm, TemperatureScaling
 from longtail.data.samplers import Sampler
 from longtail.errors import UserError
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc import MatrixScaling, PlattScaling, VectorScaling
+from longtail.posthoc import MatrixScaling, PlattScaling, Tempered, VectorScaling
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import chosen_images, fit_outputs, warn_if_all_is_known
-from longtail.posthoc.candidates import Candidate, Trial, best_scale, stratified, target_weights
+from longtail.posthoc.candidates import Candidate, Trial, _methods, best_scale, stratified, target_weights
 from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
-from longtail.posthoc.crt import LinearProblem
-from longtail.posthoc.heads import LinearHead, balanced_head, lda_head, spread
+from longtail.posthoc.heads import balanced_head, lda_head, spread
 from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.linear import LinearHead, LinearProblem, plain_penalty
 from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.platt import _OneVersusRest
 from longtail.posthoc.scaling import _MatrixProblem
 from longtail.posthoc.selection import require_validation
 from longtail.posthoc.sgd import learning_rate, train_affine, train_parameters
+from longtail.posthoc.solver import Problem, minimise
 from longtail.posthoc.stack import PRIORS, Held, Stack, sample_weights
 from longtail.posthoc.target_prior import NEVER, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
@@ -64,7 +67,10 @@ def test_class_statistics_are_means_and_a_shrunk_balanced_covariance():
     np.testing.assert_allclose(found.means, means)  # features are read as float32
     np.testing.assert_allclose(found.covariance, 0.9 * within + 0.1 * np.trace(within) / 3 * np.eye(3), rtol=1e-5)
     np.testing.assert_allclose(found.centre, means.mean(0))
-    np.testing.assert_allclose(found.power(-0.5) @ found.power(-0.5) @ found.covariance, np.eye(3), atol=1e-9)
+    between = means - means.mean(0)
+    moments = found.second_moments()
+    np.testing.assert_allclose(moments[:3, :3], found.covariance + between.T @ between / 4)
+    assert moments[3].tolist() == moments[:, 3].tolist() == [0, 0, 0, 1]
 
 
 def test_features_that_do_not_vary_within_classes_have_the_plain_metric():
@@ -90,15 +96,16 @@ def test_the_balanced_head_minimises_its_loss():
     statistics = class_statistics(FEATURES, TARGET, 4)
     head, solution = balanced_head(FEATURES, TARGET, statistics, tolerance=1e-8)
     assert solution.converged
-    white = torch.from_numpy((FEATURES - statistics.centre) @ statistics.power(-0.5))
-    root = np.linalg.inv(statistics.power(-0.5))
+    values, vectors = np.linalg.eigh(statistics.covariance)
+    root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+    white = torch.from_numpy((FEATURES - statistics.centre) @ inverse)
     weight = torch.from_numpy(head.weight @ root).requires_grad_()
     bias = torch.from_numpy(head.bias + head.weight @ statistics.centre).requires_grad_()
     losses = F.cross_entropy(white @ weight.T + bias, TARGET, reduction="none")
     loss = (losses * balanced_weights(TARGET, 4)).sum() + 0.005 * weight.square().sum() + 0.5e-4 * bias.square().sum()
     loss.backward()
-    assert max(weight.grad.abs().max(), bias.grad.abs().max()) < 1e-7
-    assert solution.value == pytest.approx(loss.item())
+    assert max(weight.grad.abs().max(), bias.grad.abs().max()) < 1e-6  # features are read as float32
+    assert solution.value == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_the_spread_of_scores_is_their_standard_deviation():
@@ -119,7 +126,7 @@ def test_the_stack_has_the_gradient_and_hessian_of_its_value():
     scores = [torch.from_numpy(LOGITS), torch.from_numpy(RNG.normal(size=(19, 4)))]
     vectors = torch.from_numpy(RNG.normal(size=(2, 4)))
     parts = [slice(0, 7), slice(7, 19)]
-    stack = Stack(names, lambda: (Held(TARGET[p], weights[p], [s[p] for s in scores]) for p in parts), vectors)
+    stack = Stack(names, lambda: (Held(TARGET[p], weights[p], torch.stack(scores)[:, p]) for p in parts), vectors)
     x = np.array([0.5, 0.3, -0.2, 0.1])
     value, gradient, hessian = stack.evaluate(x)
     logits = x[0] * scores[0] + x[1] * scores[1] + torch.from_numpy(x[2:]) @ vectors
@@ -193,11 +200,15 @@ def test_problems_of_other_methods_have_the_gradient_of_their_value():
     ridge = 0.7 / (2 * 4 * 3) * off.square().sum() + 0.3 / (2 * 4) * shift.square().sum()
     assert value == pytest.approx((F.cross_entropy(stored @ matrix.T + shift, TARGET) + ridge).item())
 
-    x, value = check_gradient(LinearProblem(FEATURES, TARGET, balanced_weights(TARGET, 4), 4, 0.2), 16)
-    inputs = torch.from_numpy(FEATURES).float().double()
-    scores = inputs @ torch.from_numpy(x[:12]).view(4, 3).T + torch.from_numpy(x[12:])
-    losses = F.cross_entropy(scores, TARGET, reduction="none") * balanced_weights(TARGET, 4)
-    assert value == pytest.approx(losses.sum().item() + 0.1 * x @ x, rel=1e-5)
+    statistics = class_statistics(FEATURES, TARGET, 4)
+    weights = balanced_weights(TARGET, 4)
+    linear = LinearProblem(FEATURES, TARGET, weights, statistics, plain_penalty(0.2, statistics))
+    x, value = check_gradient(linear, 16)
+    head = linear.head(x)
+    losses = F.cross_entropy(head.scores(torch.from_numpy(FEATURES)), TARGET, reduction="none") * weights
+    ridge = 0.1 * (np.square(head.weight).sum() + np.square(head.bias).sum())
+    assert value == pytest.approx(losses.sum().item() + ridge, rel=1e-5)
+    np.testing.assert_allclose(linear.variables(linear.matrix(x)), x)
 
     platt = _OneVersusRest(data.rows, TARGET, 0.2)
     x, value = check_gradient(platt, 8)
@@ -477,3 +488,92 @@ def test_the_model_stays_unless_something_is_surely_better():
     best = [-0.4, -0.6, -0.5, -0.3]
     assert trial(as_it_is, nearly, best).chosen.name == "1"  # the simplest within one error of the best
     assert trial(as_it_is, nearly, [-0.1, -0.1, -0.1, -0.05]).chosen.name == "2"
+
+
+def test_candidates_need_features_on_both_sides_for_a_new_classifier():
+    plain, full = from_arrays(LOGITS, LABELS), from_arrays(LOGITS, LABELS, features=FEATURES)
+
+    def names(*given):
+        return [name for name, _ in _methods(*given)]
+
+    simple = ["softmax", "logit-adjustment", "marc"]
+    assert names(full, full) == [*simple, "crt", "halo"]
+    assert names(full, plain) == names(plain, full) == names(plain, plain) == [*simple, "halo"]
+    assert names(None, full) == simple
+
+
+def test_a_new_classifier_begins_small():
+    """As `nn.Linear` does: within one by the root of the width. One step with a tiny rate leaves it there."""
+    fitted = CRT("sgd", max_iter=1, lr=1e-9, ridge=0.0).fit(LOGITS, LABELS, features=np.tile(FEATURES, 8))
+    assert 0.15 < np.abs(fitted.weight_).max() <= 1 / math.sqrt(24) + 1e-6
+    assert np.abs(fitted.bias_).max() < 1e-6
+    other = CRT("sgd", max_iter=1, lr=1e-9, ridge=0.0, seed=1).fit(LOGITS, LABELS, features=np.tile(FEATURES, 8))
+    assert (other.weight_ != fitted.weight_).any()
+
+
+def test_a_temperature_is_one_number_more():
+    train, held_out = outputs(), outputs("validation", seed=3)
+    tempered = Tempered(LogitAdjustment()).fit(train, validation=held_out)
+    assert tempered.n_parameters_ == 1
+    assert tempered.chosen_ == {"tau": 1.0, "temperature": tempered.temperature_}
+    plain = LogitAdjustment().fit(train).transform(held_out)
+    np.testing.assert_allclose(tempered.transform(held_out), plain / tempered.temperature_, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [LogitAdjustment("auto"), TauNorm("auto")], ids=str)
+def test_of_equally_good_taus_the_nearest_to_one_is_taken(method):
+    """Logits so clear that no tau changes a decision."""
+    logits = 1e4 * np.eye(4)[LABELS]
+    method.fit(logits, LABELS, weight_norms=[1, 1.1, 1.2, 1.3], validation=(logits, LABELS))
+    assert method.tau_ == 1.0
+
+
+def test_of_equally_good_gammas_the_papers_is_taken():
+    logits = 4 * np.eye(4)[LABELS]
+    assert MARC("auto").fit(logits, LABELS, validation=(1e3 * logits, LABELS)).gamma_ == 1.2
+
+
+class Line(Problem):
+    """Half a square, which is solved by one step."""
+
+    paired = True
+
+    def blocks(self, x):
+        return np.ones(1), np.zeros(1), np.ones(1)
+
+    def value_and_gradient(self, x):
+        return 0.5 * float(x @ x) + 1.0, x.copy()
+
+
+def test_a_gradient_that_just_reaches_the_goal_is_solved():
+    start = np.array([1.0, 0.5])
+    exactly = minimise(Line(), start, reference=start, tolerance=1.0)
+    assert exactly.converged
+    assert (exactly.evaluations, exactly.gradient) == (1, 1.0)
+    solved = minimise(Line(), 4 * start, tolerance=1e-6)
+    assert solved.converged
+    assert np.abs(solved.x).max() <= 4e-6
+    assert solved.evaluations <= 4
+    assert minimise(Line(), np.zeros(2)).gradient == 0.0
+
+
+def test_the_warning_points_at_the_caller():
+    with pytest.warns(ConvergenceWarning, match="not solved") as found:
+        minimise(Line(), np.ones(2), tolerance=1e-9, max_evaluations=1)
+    assert found[0].filename == __file__
+
+
+def test_settings_of_the_heads():
+    told = inspect.signature(balanced_head).parameters
+    assert (told["tolerance"].default, told["max_evaluations"].default) == (1e-3, 200)
+
+
+def test_what_a_sample_counts_for():
+    """A set of 12, 4 and 0 samples that stands for training counts of 60, 30 and 10."""
+    data = from_arrays(np.zeros((16, 3)), np.repeat([0, 1], [12, 4]), class_counts=[60, 30, 10], need_every_class=False)
+    np.testing.assert_allclose(data.frequency, [0.6 / 0.75, 0.3 / 0.25, 0])
+    assert data.seen_counts.tolist() == [12, 4, 0]
+    part = data.part(np.array([0, 12, 13]))
+    assert part.labels.tolist() == [0, 1, 1]
+    assert part.rows.shape == (3, 3)
+    assert part.features is None
