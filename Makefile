@@ -13,12 +13,13 @@ export SOURCE_DATE_EPOCH
 # Installed without bytecode; the first import writes it, or every process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test lint docs dist clean
+.PHONY: help install demo test lint docs dist clean results-quick
 
 help:
 	@echo "make demo     small environment $(DEMO_VENV), train on long-tailed digits, calibrate, draw a report"
 	@echo "make test     install, lint, check types, run the tests"
 	@echo "make dist     build the wheel and the source package, byte for byte the same every time"
+	@echo "make results-quick   stage-two tables of long-tailed CIFAR from the released networks; CIFAR=FOLDER, or ../shared"
 	@echo "make install  create $(VENV) with the development extras"
 	@echo "make docs     build the documentation site in site/"
 	@echo "make clean    remove $(VENV), $(DEMO_VENV), caches and the demo's files"
@@ -68,6 +69,11 @@ lint: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "look at: site/index.html"
+
+# Nothing is trained. Without CIFAR= the images come from $$LONGTAIL_SHARED or ../shared.
+results-quick: install
+	$(BIN)/python benchmarks/cifar_lt.py $(if $(CIFAR),--root $(CIFAR)) --out runs/results-quick
+	@echo "look at: runs/results-quick"
 
 dist: install
 	@rm -rf $(DIST)

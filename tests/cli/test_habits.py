@@ -29,6 +29,7 @@ GOOD = {
     "report": ["run"],
     "export": ["run", "--format", "json", "--out", "head.json"],
     "methods": [],
+    "released": [],
     "evaluate": ["run", "--device", "cpu"],
     "predict": ["run", "photo.png", "--device", "cpu"],
     "completion": ["fish"],
@@ -45,6 +46,7 @@ BAD = {
     "report": (["nowhere"], "nowhere is not a run folder"),
     "export": (["nowhere", "--format", "json", "--out", "x.json"], "nowhere is not a run folder"),
     "methods": (["--jsn"], "unknown option --jsn (did you mean --json?)"),
+    "released": (["--jsn"], "unknown option --jsn (did you mean --json?)"),
     "evaluate": (["run", "--workers", "two"], "--workers"),
     "predict": (["run", "nowhere.png"], "nowhere.png"),
     "completion": (["tcsh"], "tcsh"),
@@ -60,6 +62,7 @@ def folder(digits_copy, monkeypatch):
     """A working folder with a finished run called `run`."""
     digits_copy.rename(digits_copy.with_name("run"))
     monkeypatch.chdir(digits_copy.parent)
+    monkeypatch.setenv("LONGTAIL_RELEASED", str(digits_copy.parent))
     Image.new("L", (8, 8), 100).save("photo.png")
     return digits_copy.parent
 

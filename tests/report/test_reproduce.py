@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ TOY = ["--toy", "--iterations", "4", "--seeds", "0", "--device", "cpu", "--quiet
 # Fewer recipes or methods where they are many; table-imagenet has all of its own.
 SMALLER = {
     "table-cifar": ["--recipes", "cifar10-lt-100", "cifar100-lt-200"],
+    "table-boundary": ["--recipes", "cifar10-lt-100", "--methods", "softmax", "marc:gamma=auto", "halo"],
     "table-inaturalist": ["--methods", "softmax", "hybrid-sc", "tau-norm", "marc"],
     "table-places": ["--methods", "softmax", "oltr", "causal-norm", "marc"],
 }
@@ -168,3 +170,60 @@ def test_the_list_names_every_item(capsys):
     assert [row["name"] for row in rows] == list(ITEMS)
     assert main(["reproduce"]) == 0
     assert "figure-margins-cifar100" in capsys.readouterr().out
+
+
+@pytest.fixture
+def released(digits_run, tmp_path, monkeypatch):
+    """Released networks of two seeds."""
+    home = tmp_path / "networks"
+    for seed in (0, 4):
+        other = tmp_path / f"seed{seed}"
+        longtail.train(replace(longtail.RECIPES["digits-lt"], seed=seed, epochs=2, device="cpu"), other, progress=False)
+        longtail.export(other, home / f"digits-lt-30-digits-seed{seed}", "safetensors")
+    monkeypatch.setenv("LONGTAIL_RELEASED", str(home))
+    return home
+
+
+def test_released_networks_take_the_place_of_training(released, tmp_path, monkeypatch):
+    monkeypatch.setattr("longtail.tasks.cells.train", None)  # must not be called
+    words = ["--released", "--recipes", "digits-lt", "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(["reproduce", "table-boundary", *words]) == 0
+    results = json.loads((tmp_path / "out" / "table-boundary" / "results.json").read_text())
+    rows = results["numbers"]["digits-lt"]
+    assert results["seeds"] == "0, 4"
+    assert list(rows)[:2] == ["softmax", "tau-norm"]
+    assert {"marc-gamma=auto", "logit-adjustment-tau=auto", "halo", "auto"} <= set(rows)
+    assert all(row["seeds"] == [0, 4] and all(row["ece"]) for row in rows.values())
+    assert main(["reproduce", "figure-disalign", *words]) == 0
+    drawn = json.loads((tmp_path / "out" / "figure-disalign" / "results.json").read_text())
+    assert list(drawn["numbers"]) == ["before", "DisAlign", "HALO", "MARC"]
+    table = (tmp_path / "out" / "digits-lt" / "table.md").read_text()
+    assert "2 seeds: mean" in table
+    assert "±" not in table.split("\n\n")[1]  # no interval over seeds from two
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "3"], "--released takes the settings of the released networks; leave out epochs"),
+        (["--seeds", "1"], "--released takes the seeds of the released networks"),
+        (["--methods", "softmax", "cbs+marc"], "cbs.marc would have to be trained"),
+        (["--toy"], "--toy needs no released networks"),
+        (["--recipes", "cifar10-lt-50"], "no released network is of cifar10-lt-50: `longtail released` lists"),
+    ],
+)
+def test_what_released_networks_cannot_do_is_named(released, words, message, tmp_path, capsys):
+    given = words if "--recipes" in words else ["--recipes", "digits-lt", *words]
+    assert main(["reproduce", "table-boundary", "--released", *given, "--out", str(tmp_path / "out")]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_released_networks_of_different_training_are_not_mixed(released, tmp_path, capsys):
+    path = released / "digits-lt-30-digits-seed4" / "run.json"
+    record = json.loads(path.read_text())
+    record["config"]["lr"] = 0.3
+    path.write_text(json.dumps(record))
+    words = ["table-boundary", "--released", "--recipes", "digits-lt", "--out", str(tmp_path / "out")]
+    assert main(["reproduce", *words]) == 2
+    assert "the released networks of digits-lt were trained differently: lr: 0.1 → 0.3" in capsys.readouterr().err

@@ -47,6 +47,7 @@ COMMANDS = {
     "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
     "methods": "list every method: family, paper, what it trains and what it needs",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
+    "released": "list the trained networks that come with the repository: released:NAME is a run",
     "completion": "print a script that completes commands, options and names in your shell",
 }
 
@@ -58,7 +59,8 @@ TOGETHER = ("train", "extract", "calibrate", "evaluate")
 
 EXAMPLE = "longtail train digits-lt --out runs/digits"
 ENVIRONMENT = """Every command takes --quiet (print nothing but errors) and --json (print one JSON document).
-Environment: LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail); NO_COLOR turns colours off."""
+Environment: LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail); LONGTAIL_RELEASED that of released
+networks (default: the clone's); NO_COLOR turns colours off."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +124,16 @@ def _dispatch(words: list[str]) -> int:
     if name not in TOGETHER and number_of("WORLD_SIZE", 1) > 1:
         raise UserError(f"longtail {name} runs in one process; torchrun works with: {', '.join(TOGETHER)}")
     module = importlib.import_module(f"longtail.cli.commands.{name}")
-    return int(module.main(words[1:]) or 0)
+    return int(module.main([_opened(word) for word in words[1:]]) or 0)
+
+
+def _opened(word: str) -> str:
+    """A released network becomes a run folder of the caller's, where commands may write."""
+    if not word.startswith("released:"):
+        return word
+    from longtail.runs.released import working_copy
+
+    return str(working_copy(word))
 
 
 def _print_help() -> None:

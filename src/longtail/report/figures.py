@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from longtail.metrics.scores import Metrics
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES, SHOTS
-from longtail.report.style import AFTER, BEFORE, COUNTS, OTHER, drawing, short, slant
+from longtail.report.style import AFTER, BEFORE, COUNTS, OTHER, THIRD, drawing, short, slant
 from longtail.report.summary import Summary, grouped_confusion
 
 # Without dates, so that the same figure is the same file.
@@ -120,7 +120,8 @@ def class_means(summary: Summary) -> Figure:
 
 def disalign_beside_marc(summary: Summary) -> Figure:
     known = _states(summary)
-    return _means(summary, [(summary.before, BEFORE), (known["DisAlign"], OTHER), (known["MARC"], AFTER)])
+    shown = [(summary.before, BEFORE), (known["DisAlign"], OTHER), (known["MARC"], AFTER)]
+    return _means(summary, shown + ([(known["HALO"], THIRD)] if "HALO" in known else []))
 
 
 def _states(summary: Summary) -> dict[str, State]:

@@ -36,11 +36,32 @@ class Item:
 
 
 CIFAR = ("cifar10-lt-100", "cifar10-lt-200", "cifar100-lt-100", "cifar100-lt-200")
+BOUNDARY = (
+    "softmax",
+    "tau-norm",
+    "crt",
+    "lws",
+    "disalign",
+    "logit-adjustment",
+    "logit-adjustment:tau=auto",
+    "marc",
+    "marc:solver=sgd",
+    "marc:gamma=auto",
+    "halo",
+    "auto",
+)
 LEARNABLE = ("crt", "lws", "disalign", "marc")
 
 ITEMS: dict[str, Item] = {
     "table-formulas": Item("Table 1", "what each decision-boundary method does to a logit", "formulas"),
     "table-cifar": Item("Table 2", "accuracy on CIFAR-10-LT and CIFAR-100-LT", "accuracy", CIFAR),
+    "table-boundary": Item(
+        "Table 2, decision boundary",
+        "decision-boundary methods and their variants on CIFAR",
+        "accuracy",
+        CIFAR,
+        BOUNDARY,
+    ),
     "table-inaturalist": Item("Table 3", "accuracy on iNaturalist 2018", "accuracy", ("inaturalist18",)),
     "table-imagenet": Item("Table 4", "many, medium, few and all of ImageNet-LT", "accuracy", ("imagenet-lt",)),
     "table-places": Item("Table 5", "many, medium, few and all of Places-LT", "accuracy", ("places-lt",)),
@@ -77,7 +98,7 @@ ITEMS: dict[str, Item] = {
     ),
     "figure-disalign": Item(
         "Figure 4",
-        "margins and logits of DisAlign beside MARC on ImageNet-LT",
+        "margins and logits of DisAlign beside MARC (and HALO) on ImageNet-LT",
         "drawing",
         ("imagenet-lt",),
         figures=("disalign-beside-marc",),

@@ -24,7 +24,7 @@ from longtail.report import f1, paper_tables
 from longtail.report.build import calibrated_elsewhere
 from longtail.report.figures import write_figures
 from longtail.report.summary import Summary, fitted, summarise
-from longtail.report.work import Work, require_data
+from longtail.report.work import Work, require_data, take_released
 from longtail.runs.folder import build_posthoc_for
 from longtail.tasks.tables import Row
 
@@ -35,11 +35,13 @@ MEANS = ("logits", "margins")
 def reproduce(work: Work) -> Path:
     """Make an item; returns its page."""
     require_data(work)
+    if work.released:
+        take_released(work)
     body, numbers = MAKERS[work.item.kind](work)
     data = {recipe: _departures(recipe, config) for recipe, config in work.configs.items()}
     origin = {**data, **provenance()}
     if data:
-        origin["seeds"] = str(work.seeds[0]) if work.item.figures else ", ".join(map(str, work.seeds))
+        origin["seeds"] = _seeds(work)
     beside = [f"- {key}: {value}" for key, value in origin.items()]
     others = [recipe for recipe, config in work.configs.items() if config.data != RECIPES[recipe].data]
     if others:
@@ -59,6 +61,17 @@ def _departures(recipe: str, config: TrainConfig) -> str:
     """What was trained, and every setting that is not the recipe's."""
     changed = differences(RECIPES[recipe], config)
     return describe(config) + (f" (departs from the recipe: {'; '.join(changed)})" if changed else "")
+
+
+def _seeds(work: Work) -> str:
+    """The seeds of an item; by recipe where they differ."""
+    shown = {
+        recipe: str(seeds[0]) if work.item.figures else ", ".join(map(str, seeds))
+        for recipe, seeds in work.seeds.items()
+    }
+    if len(set(shown.values())) == 1:
+        return next(iter(shown.values()))
+    return "; ".join(f"{recipe}: {seeds}" for recipe, seeds in shown.items())
 
 
 def _formulas(work: Work) -> Made:
@@ -93,11 +106,11 @@ def _reading(work: Work) -> list[str]:
 
 def _stage_one(work: Work) -> Made:
     for recipe in work.configs:
-        work.compared(recipe, ("softmax",), work.seeds)
+        work.compared(recipe, ("softmax",), work.seeds[recipe])
     target = next(iter(work.configs))
     scores: dict[str, list[tuple[float, float]]] = {}
     for recipe, config in work.configs.items():
-        for seed in work.seeds:
+        for seed in (seed for seed in work.seeds[recipe] if seed in work.seeds[target]):
             runs = work.run(recipe, seed), work.run(target, seed)
             both = calibrated_elsewhere(*runs, "test", config.root, config.workers, work.display)
             scores.setdefault(recipe, []).append((both[0].top1, both[1].top1))
@@ -108,7 +121,7 @@ def _stage_one(work: Work) -> Made:
 def _f1(work: Work) -> Made:
     scores = {}
     for recipe in work.configs:
-        results = work.compared(recipe, ("softmax", "marc"), work.seeds)
+        results = work.compared(recipe, ("softmax", "marc"), work.seeds[recipe])
         values = {
             method: [result["metrics"]["macro_f1"] for result in results if result["method"] == method]
             for method in ("softmax", "marc")
@@ -126,8 +139,9 @@ def _f1(work: Work) -> Made:
 def _summary(work: Work) -> Summary:
     """The report's numbers of the Softmax run of the first seed; DisAlign is fitted where it is drawn."""
     (recipe, config), *_ = work.configs.items()
-    work.compared(recipe, ("softmax",), work.seeds[:1])
-    run = work.run(recipe, work.seeds[0])
+    seed, *_ = work.seeds[recipe]
+    work.compared(recipe, ("softmax",), (seed,))
+    run = work.run(recipe, seed)
     extractor = Extractor(run, root=config.root, workers=config.workers, display=work.display)
     train, test = extractor.outputs("train", views=1), extractor.outputs("test")
     validation = extractor.outputs("validation") if "validation" in run.split_sizes else None
@@ -136,6 +150,7 @@ def _summary(work: Work) -> Summary:
         return fitted(build_posthoc_for(run, name, {}), title, name, train, test, validation)
 
     others = [of("disalign", "DisAlign")] if "disalign-beside-marc" in work.item.figures else []
+    others += [of("halo", "HALO")] if others and validation is not None else []
     return summarise(train, test, validation=validation, after=of("marc", "MARC"), others=others)
 
 

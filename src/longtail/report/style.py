@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.font_manager import get_font_names
 
-BEFORE, AFTER, OTHER, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#d9dde3"
+BEFORE, AFTER, OTHER, THIRD, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#3d7a4f", "#d9dde3"
 # Asked in turn for the letters that the first does not have.
 ASIAN = (
     "Noto Sans CJK SC",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from longtail.config import TrainConfig, describe
+from longtail.config import PLACES, TrainConfig, describe, differences
 from longtail.core.progress import Display
 from longtail.data.open import open_splits
 from longtail.errors import UserError
+from longtail.recipes import RECIPES
 from longtail.report.paper import NUMBERS, Item
 from longtail.runs.folder import Run
+from longtail.runs.released import PREFIX, copy_released, released_names
 from longtail.tasks.cells import Cell, Result
 from longtail.tasks.compare import compare
-from longtail.tasks.entries import BASE
+from longtail.tasks.entries import BASE, Entry
 from longtail.tasks.tables import Row, summarise, write_tables
 
 
@@ -26,20 +29,22 @@ class Work:
         item: its entry in the table of items.
         configs: recipe → its training run.
         out: folder of runs and results.
-        seeds: drawings show the first.
+        seeds: recipe → its seeds; drawings show the first.
         methods: what to compare instead of the item's.
         jobs: cells at a time.
         display: where progress is shown.
+        released: whether the networks are released ones, and nothing is trained.
     """
 
     name: str
     item: Item
     configs: dict[str, TrainConfig]
     out: Path
-    seeds: tuple[int, ...]
+    seeds: dict[str, tuple[int, ...]]
     methods: tuple[str, ...]
     jobs: int
     display: Display
+    released: bool = False
 
     @property
     def folder(self) -> Path:
@@ -48,7 +53,10 @@ class Work:
     def methods_of(self, recipe: str) -> tuple[str, ...]:
         """Methods to compare on a recipe: given, the item's, or the paper's on this data."""
         every = dict.fromkeys(method for known in self.item.recipes for method in NUMBERS.get(known, {}))
-        return self.methods or self.item.methods or tuple(NUMBERS.get(recipe, every))
+        usual = self.item.methods or tuple(NUMBERS.get(recipe, every))
+        if self.released:
+            usual = tuple(method for method in usual if Entry.of(method).stage_one == BASE)
+        return self.methods or usual
 
     def compared(self, recipe: str, methods: tuple[str, ...], seeds: tuple[int, ...]) -> list[Result]:
         config, out = self.configs[recipe], self.out / recipe
@@ -57,14 +65,54 @@ class Work:
 
     def rows(self, recipe: str) -> list[Row]:
         """The comparison on a recipe; its own tables are left beside its cells."""
-        results = self.compared(recipe, self.methods_of(recipe), self.seeds)
+        results = self.compared(recipe, self.methods_of(recipe), self.seeds[recipe])
         rows = summarise(results, self.out / recipe / "cells")
         write_tables(rows, results, self.out / recipe, describe(self.configs[recipe]))
         return rows
 
+    def run_folder(self, recipe: str, seed: int) -> Path:
+        """Of the Softmax run of a recipe."""
+        return Cell(BASE, seed, self.configs[recipe], 1, self.out / recipe).run_folder
+
     def run(self, recipe: str, seed: int) -> Run:
         """The Softmax run of a recipe."""
-        return Run.open(Cell(BASE, seed, self.configs[recipe], 1, self.out / recipe).run_folder)
+        return Run.open(self.run_folder(recipe, seed))
+
+
+def released_networks(recipes: Iterable[str]) -> dict[str, dict[int, Run]]:
+    """Recipe → seed → the released Softmax network; recipes of which there is none are left out."""
+    found: dict[str, dict[int, Run]] = {}
+    for name in released_names():
+        run = Run.open(f"{PREFIX}{name}")
+        for recipe in recipes:
+            if run.config.method == BASE.name and _data_of(run.config) == _data_of(RECIPES[recipe]):
+                found.setdefault(recipe, {})[run.config.seed] = run
+    if not found:
+        raise UserError(f"no released network is of {', '.join(recipes)}: `longtail released` lists those there are")
+    return {recipe: dict(sorted(found[recipe].items())) for recipe in recipes if recipe in found}
+
+
+def _data_of(config: TrainConfig) -> tuple[object, ...]:
+    return config.data, config.profile, config.imbalance, config.shuffle_classes
+
+
+def released_config(networks: dict[int, Run], given: TrainConfig, recipe: str) -> TrainConfig:
+    """How the released networks of a recipe were trained; their places are those given."""
+    if changed := differences(RECIPES[recipe], given):
+        raise UserError(f"--released takes the settings of the released networks; leave out {changed[0].split(':')[0]}")
+    places = {name: getattr(given, name) for name in PLACES}
+    first, *rest = (replace(run.config, **places) for run in networks.values())
+    for other in rest:
+        if changed := differences(first, replace(other, seed=first.seed)):
+            raise UserError(f"the released networks of {recipe} were trained differently: {'; '.join(changed)}")
+    return first
+
+
+def take_released(work: Work) -> None:
+    """Copy released networks to where the comparisons look for their runs."""
+    for recipe, networks in released_networks(work.configs).items():
+        for seed, run in networks.items():
+            copy_released(run.folder, work.run_folder(recipe, seed))
 
 
 def require_data(work: Work) -> None:

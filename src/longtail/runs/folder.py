@@ -35,6 +35,7 @@ from longtail.methods import build_posthoc
 from longtail.networks.head import fingerprint
 from longtail.runs.network import build_network, transforms, with_head_of_kind
 from longtail.runs.record import CalibrationRecord, RunRecord, SplitRecord, read_record
+from longtail.runs.released import find_released, is_released
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
@@ -57,8 +58,8 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
-        """Open an existing run; an error says what is missing."""
-        folder = Path(folder)
+        """Open an existing run, or `released:NAME`; an error says what is missing."""
+        folder = find_released(folder) if is_released(folder) else Path(folder)
         settle(folder)
         if not (folder / RUN_FILE).is_file():
             raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}")

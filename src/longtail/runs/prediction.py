@@ -170,7 +170,7 @@ class Predictor:
 
 
 def load(folder: Path | str, *, device: str = "auto") -> Predictor:
-    """A trained model, plain or calibrated, with its preprocessing.
+    """A trained model, plain or calibrated, with its preprocessing; `released:NAME` for one of the repository's.
 
     >>> run = load("runs/photos/marc")  # doctest: +SKIP
     >>> run.predict("new-photos").names  # doctest: +SKIP

@@ -31,6 +31,7 @@ training are those of `longtail train`; they replace those of the recipes. Figur
 Examples:
   longtail reproduce figure-gamma --toy --out paper-toy
   longtail reproduce table-cifar --root data --download --out paper
+  longtail reproduce table-boundary --released --root data --out paper
   longtail reproduce table-cifar --root data --recipes cifar10-lt-100 --methods softmax lws marc --epochs 60 --out paper
 """
 
@@ -52,6 +53,8 @@ class Reproduce(Output):
     """Number of runs to work on in parallel."""
     download: bool = False
     """Fetch CIFAR from its page first if it is not below --root."""
+    released: bool = False
+    """Start from the released networks (`longtail released`) instead of training: their recipes, seeds and settings."""
     toy: bool = False
     """Use long-tailed digits and a few steps instead of every recipe, to see the result in seconds."""
 
@@ -67,8 +70,9 @@ def main(arguments: list[str]) -> int:
     _check(first, name)
     assert first.out is not None
     configs = {recipe: _config(recipe, words, first.toy) for recipe in first.recipes or item.recipes}
+    seeds = dict.fromkeys(configs, first.seeds)
     from longtail.report.reproduce import reproduce
-    from longtail.report.work import Work
+    from longtail.report.work import Work, released_config, released_networks
 
     display = first.display()
     if first.download:
@@ -76,7 +80,11 @@ def main(arguments: list[str]) -> int:
 
         for data, root in {(config.data, config.root) for config in configs.values()}:
             download_cifar(data, root, display)
-    work = Work(name, item, configs, first.out, first.seeds, first.methods, first.jobs, display)
+    if first.released:
+        networks = released_networks(configs)
+        configs = {recipe: released_config(own, configs[recipe], recipe) for recipe, own in networks.items()}
+        seeds = {recipe: tuple(own) for recipe, own in networks.items()}
+    work = Work(name, item, configs, first.out, seeds, first.methods, first.jobs, display, first.released)
     page = reproduce(work)
     display.line(f"written: {page}")
     first.print_json({"page": str(page), "results": str(page.parent / "results.json")})
@@ -107,6 +115,21 @@ def _check(options: Reproduce, name: str) -> None:
         raise UserError("give at least one seed")
     if options.toy and options.download:
         raise UserError("--toy needs no data; leave out --download")
+    if options.released:
+        _check_released(options, name)
+
+
+def _check_released(options: Reproduce, name: str) -> None:
+    """Nothing is trained for an item from released networks."""
+    if options.toy or not ITEMS[name].recipes:
+        raise UserError(f"{'--toy' if options.toy else name} needs no released networks; leave out --released")
+    if options.seeds != Reproduce.seeds:
+        raise UserError("--released takes the seeds of the released networks; leave out --seeds")
+    from longtail.tasks.entries import BASE, Entry
+
+    for method in options.methods:
+        if Entry.of(method).stage_one != BASE:
+            raise UserError(f"{method} would have to be trained; leave it out, or leave out --released")
 
 
 def _list(options: Reproduce) -> int:

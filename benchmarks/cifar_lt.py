@@ -1,0 +1,234 @@
+"""Long-tailed CIFAR with the released networks: decision-boundary methods and the paper's analyses, in minutes.
+
+Computes every table from the networks in released/ (nothing is trained), one page per data set and one per analysis:
+
+    python benchmarks/cifar_lt.py --root data                          # into docs/results
+    python benchmarks/cifar_lt.py --root data --out runs/results-quick  # elsewhere; `make results-quick`
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from common import HERE, RESULTS, cifar_root
+
+from longtail import MARC, RECIPES, Run, evaluate_logits, margins
+from longtail.config import TrainConfig, describe
+from longtail.core.files import write_text
+from longtail.core.progress import Display
+from longtail.core.provenance import provenance
+from longtail.extraction.run import Extractor
+from longtail.metrics.intervals import FEWEST_SEEDS
+from longtail.metrics.table import SCORES
+from longtail.report.paper import CIFAR, ITEMS, NUMBERS
+from longtail.report.paper_tables import lines_of
+from longtail.report.reproduce import reproduce
+from longtail.report.work import Work, released_config, released_networks
+from longtail.tasks.tables import Row, show_difference, show_interval
+
+TABLE = "table-boundary"
+SHOWN = ("many", "medium", "few", "balanced", "top1", "nll", "ece")
+TRENDS = (0.0, 0.3, 0.6, 0.9, 1.2)
+FIGURES = ("class-means", "class-accuracy")
+# Analyses of the paper that need no further training.
+ANALYSES = (
+    "table-parameters",
+    "table-stage-one",
+    "figure-margins",
+    "figure-margins-cifar100",
+    "figure-confusion",
+    "figure-disalign",
+    "figure-accuracy",
+    "figure-f1",
+    "figure-gamma",
+)
+
+WHY = """
+## Why the numbers differ from the paper's
+
+- **Schedule.** {epochs:g} epochs of batch {batch} ({images:,} images seen), learning rate {lr:g} after {warmup} steps
+  of warm-up, {precision} arithmetic; the paper trains 13,000 iterations of batch 512 (6.7 million images, {more:.0f}
+  times as many), learning rate 0.05. Crop, flip, AutoAugment and Cutout are those of its released code; the paper does
+  not name them.
+- **Validation.** A tenth of every class's training images is held out and never trained on: it chooses tau and gamma
+  and fits HALO. The paper trains on all images, and its released code reports the best epoch by test accuracy. This is
+  the last epoch.
+- **Images.** The pixels here were stored as WebP of quality 95: a published ResNet-32 loses 0.35 points on them.
+- **Stage two.** MARC is solved to its optimum on one augmented view; `solver sgd` makes the 2,000 steps of the released
+  code on the same. The paper reports one MARC number, which stands in all of its rows here.
+- **DisAlign** starts at the identity, with its authors' exponent 1.2; their released classification code starts
+  elsewhere.
+- tau-norm, logit adjustment, HALO and Auto are not in the paper's CIFAR table.
+"""
+
+
+def in_paper(recipe: str, label: str) -> float | None:
+    """Per cent in the paper; variants of MARC stand beside its one number."""
+    known = NUMBERS[recipe]
+    name = "marc" if label.startswith("marc") else label
+    return known[name][0] if name in known else None
+
+
+def numbers_table(recipe: str, rows: list[Row]) -> list[str]:
+    """Every score, the difference from Softmax, and the paper's."""
+    softmax = in_paper(recipe, "softmax")
+    lines = []
+    for row in rows:
+        paper = in_paper(recipe, row.method)
+        gain = "" if paper is None or softmax is None or row.method == "softmax" else f"{paper - softmax:+.1f}"
+        scores = [show_interval(SCORES[name], row.scores[name]) for name in SHOWN]
+        difference = show_difference(row.against.get("softmax"))
+        lines.append([row.title, *scores, difference, "–" if paper is None else f"{paper:.1f}", gain])
+    columns = [
+        "Method",
+        *(SCORES[name].heading for name in SHOWN),
+        "vs Softmax",
+        "Top-1 in the paper",
+        "vs Softmax there",
+    ]
+    return lines_of(columns, lines)
+
+
+def trend_rows(run: Run, root: str | None) -> list[list[str]]:
+    """How mean logits and margins go with class size on the test images, before and at several gammas."""
+    extractor = Extractor(run, root=root)
+    train, test = extractor.outputs("train", views=1), extractor.outputs("test")
+    states = {"before": test.rows().read(slice(None)).numpy()}
+    states |= {f"gamma {gamma:g}": marc.transform(test) for gamma, marc in MARC().fit_path(train, TRENDS).items()}
+    rows = []
+    for name, logits in states.items():
+        means = margins(logits, test.labels, weight_norms=test.weight_norms)
+        slopes = [np.polyfit(np.log(run.class_counts), values, 1)[0] for values in (means.logits, means.margins)]
+        balanced = evaluate_logits(logits, test.labels, run.group_counts).balanced
+        rows.append([name, f"{slopes[0]:+.2f}", f"{slopes[1]:+.2f}", f"{100 * balanced:.1f}"])
+    return rows
+
+
+def how_sure(seeds: tuple[int, ...]) -> str:
+    listed = ", ".join(map(str, seeds))
+    if len(seeds) >= FEWEST_SEEDS:
+        return f"Mean ± 95 % interval over seeds {listed}; “vs Softmax” has the spread of seeds and test images in it."
+    count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    return (
+        f"{count} ({listed}): **no interval over seeds is known**. The intervals of “vs Softmax” are over test images "
+        "alone: they say how sure the difference is for this network, not for another training."
+    )
+
+
+def write_page(work: Work, recipe: str, out: Path) -> None:
+    """The page of a data set: table, trends, pictures, and why it is not the paper's."""
+    config, seeds, source = work.configs[recipe], work.seeds[recipe], work.out / recipe
+    rows = work.rows(recipe)
+    run = work.run(recipe, seeds[0])
+    folder = out / recipe
+    for name in ("results.csv", "results.json", "table.md", "table.tex"):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, folder / name)
+    drawn = replace(ITEMS["figure-margins"], figures=FIGURES, where=recipe, what="drawings")
+    pictures = replace(work, name=f"figures-{recipe}", item=drawn, configs={recipe: config}, seeds={recipe: seeds})
+    copy_pictures(reproduce(pictures).parent, folder / "figures")
+    seen = config.epochs * run.split_sizes["train"]
+    title = f"# {recipe.replace('cifar10-lt-', 'CIFAR-10-LT ').replace('cifar100-lt-', 'CIFAR-100-LT ')}, ResNet-32"
+    names = ", ".join(f"`released:{recipe}-{config.backbone}-seed{seed}`" for seed in seeds)
+    lines = [
+        title,
+        "",
+        *numbers_table(recipe, rows),
+        "",
+        f"Test images, per cent (but NLL); the test set is balanced, so top-1 is balanced accuracy. {how_sure(seeds)}",
+        "All scores, settings chosen and trained numbers: [table.md](table.md). The networks:",
+        f"{names} ({describe(config)}).",
+        "",
+        "## Margins and logits from head to tail",
+        "",
+        f"Test images, seed {seeds[0]}. Slopes over the logarithm of the class size, per factor e: 0 is flat.",
+        "",
+        *lines_of(
+            ["MARC", "slope of mean logits", "slope of mean margins", "balanced accuracy"],
+            trend_rows(run, config.root),
+        ),
+        "",
+        *(line for name in FIGURES for line in (f"![{name}](figures/{name}.png)", "")),
+    ]
+    why = WHY.format(
+        epochs=config.epochs,
+        batch=config.batch_size,
+        images=int(seen),
+        lr=config.lr,
+        warmup=config.warmup,
+        precision=config.precision,
+        more=13_000 * 512 / seen,
+    )
+    beside = [f"- {key}: {value}" for key, value in {**told(), "seeds": ", ".join(map(str, seeds))}.items()]
+    if (folder / "earlier").is_dir():
+        lines.append("Three networks of 100 epochs, trained by version 0.1: [earlier](earlier/README.md).")
+    write_text(folder / "README.md", "\n".join(lines) + "\n" + why + "\n" + "\n".join(beside) + "\n")
+
+
+def told() -> dict[str, str]:
+    """Where the numbers come from, without the folder of CIFAR on this machine."""
+    return {**provenance(), "command": "python benchmarks/cifar_lt.py --root data"}
+
+
+def copy_pictures(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for picture in sorted(source.glob("*.png")):
+        shutil.copyfile(picture, target / picture.name)
+
+
+def stand_ins(name: str, known: list[str]) -> list[str]:
+    """Recipes of an analysis of which there are networks; where there are none, others that serve as well."""
+    item = ITEMS[name]
+    if own := [recipe for recipe in item.recipes if recipe in known]:
+        return own
+    wanted = [recipe.split("-")[0] for recipe in item.recipes]
+    close = [recipe for recipe in known if recipe.split("-")[0] in wanted]
+    many = [recipe for recipe in known if recipe.startswith("cifar100")]  # in ImageNet-LT's place: many classes
+    return (close or many)[:1]
+
+
+def write_analyses(work: Work, out: Path) -> None:
+    """Each analysis as `longtail reproduce NAME --released --recipes …` makes it."""
+    for name in ANALYSES:
+        recipes = stand_ins(name, list(work.configs))
+        if not recipes:
+            continue
+        configs = {recipe: work.configs[recipe] for recipe in recipes}
+        seeds = {recipe: work.seeds[recipe] for recipe in recipes}
+        page = reproduce(replace(work, name=name, item=ITEMS[name], configs=configs, seeds=seeds))
+        folder = out / "analyses" / name
+        copy_pictures(page.parent, folder)
+        text = page.read_text(encoding="utf-8").replace(provenance()["command"], told()["command"])
+        for recipe in recipes:  # the tables that the comparison left stand on the pages of the data sets
+            text = text.replace(f"`{recipe}/table.md`", f"[{recipe}](../../{recipe}/table.md)")
+        write_text(folder / "README.md", text.replace(" in the folder above this one", ""))
+        shutil.copyfile(page.parent / "results.json", folder / "results.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="folder of CIFAR (default: unpacked from $LONGTAIL_SHARED or ../shared)")
+    parser.add_argument("--work", type=Path, default=HERE.parent / "runs" / "results", help="outputs and cells")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the pages go")
+    arguments = parser.parse_args()
+    root = arguments.root or {str(cifar_root(name)) for name in ("cifar10", "cifar100")}.pop()
+    networks = released_networks(CIFAR)
+    configs: dict[str, TrainConfig] = {
+        recipe: released_config(own, replace(RECIPES[recipe], root=root), recipe) for recipe, own in networks.items()
+    }
+    seeds = {recipe: tuple(own) for recipe, own in networks.items()}
+    work = Work(TABLE, ITEMS[TABLE], configs, arguments.work, seeds, (), 1, Display(), released=True)
+    reproduce(work)
+    for recipe in configs:
+        write_page(work, recipe, arguments.out)
+    write_analyses(work, arguments.out)
+    print((work.folder / "README.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
