@@ -14,7 +14,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import recall_score
-from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from sklearn.naive_bayes import GaussianNB, MultinomialNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -178,6 +178,69 @@ def test_what_is_wrong_is_said_in_the_words_of_the_first_try(digits):
         CalibratedLongTail(NumbersOnly(C=-1.0)).fit(images, labels.astype(str))
 
 
+class Counted(GaussianNB):
+    """Notes in a file how many samples each fit was given; more processes than one may write."""
+
+    def __init__(self, notes=None, var_smoothing=0.1):
+        super().__init__(var_smoothing=var_smoothing)
+        self.notes = notes
+
+    def fit(self, X, y):  # noqa: N803
+        with open(self.notes, "a") as file:
+            file.write(f"{len(y)}\n")
+        return super().fit(X, y)
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """An estimator, and `fits()`: samples of each fit since it was asked last."""
+    notes = tmp_path / "fits"
+
+    def fits():
+        sizes = [int(line) for line in notes.read_text().split()] if notes.exists() else []
+        notes.unlink(missing_ok=True)
+        return sizes
+
+    return Counted(str(notes)), fits
+
+
+@pytest.mark.parametrize(("cv", "folds"), [(None, 5), (2, 2), (StratifiedKFold(3), 3)])
+def test_what_it_costs_is_one_fit_more_than_there_are_folds(cv, folds, counted, digits):
+    estimator, fits = counted
+    (images, labels), _ = digits
+    CalibratedLongTail(estimator, cv=cv).fit(images, labels)
+    first, *others = fits()
+    assert first == len(labels)
+    assert len(others) == folds
+    assert sum(others) == (folds - 1) * len(labels)
+
+
+def test_a_fitted_estimator_is_never_fitted_again(counted, digits):
+    estimator, fits = counted
+    (images, labels), (new, truth) = digits
+    estimator.fit(images, labels)
+    assert fits() == [len(labels)]
+    CalibratedLongTail(estimator, cv="prefit").fit(new, truth).predict(new)
+    CalibratedLongTail(FrozenEstimator(estimator)).fit(new, truth).predict(new)
+    assert fits() == []
+
+
+def test_fitted_folds_serve_other_methods(counted, digits, tmp_path):
+    """A search over settings of the method fits the estimator once per part of the data, not once per setting."""
+    estimator, fits = counted
+    train, (new, _) = digits
+    options = {"cv": 2, "memory": str(tmp_path / "kept")}
+    grid = {"method__gamma": [0.0, 0.6, 1.2]}
+    found = GridSearchCV(CalibratedLongTail(estimator, longtail.MARC(), **options), grid, cv=2).fit(*train)
+    assert len(fits()) == 3 * 3  # two parts and all of the data, each fitted whole and in two folds
+    plain = GridSearchCV(CalibratedLongTail(estimator, longtail.MARC(), cv=2), grid, cv=2).fit(*train)
+    assert len(fits()) == 3 * (2 * 3 + 1)
+    np.testing.assert_array_equal(found.predict_proba(new), plain.predict_proba(new))
+    CalibratedLongTail(estimator.set_params(var_smoothing=0.2), **options).fit(*train)  # another estimator
+    CalibratedLongTail(estimator, **options).fit(train[0], train[1][::-1])  # other labels
+    assert len(fits()) == 6
+
+
 def test_two_classes(digits):
     (images, labels), (new, truth) = digits
     two, few = labels % 9 == 0, truth % 9 == 0  # zeros and nines
@@ -211,7 +274,7 @@ def test_weights_of_samples_reach_the_estimator(digits):
 @pytest.mark.parametrize(
     ("model", "rows", "message"),
     [
-        (CalibratedLongTail(LOGISTIC), slice(0, -5), r"class np.int64\(9\) has 1 sample; .* cv=\"prefit\""),
+        (CalibratedLongTail(LOGISTIC), slice(0, -5), 'class 9 has 1 sample; .* cv="prefit"'),
         (CalibratedLongTail(LOGISTIC), slice(0, 50), "class"),
         (CalibratedLongTail(LOGISTIC, cv="prefit"), slice(None), "needs an estimator that is fitted already"),
         (CalibratedLongTail(LOGISTIC, cv="fitted"), slice(None), "cv must be .* not 'fitted'"),

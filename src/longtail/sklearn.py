@@ -21,7 +21,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import Pipeline
 from sklearn.utils import assert_all_finite, get_tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted, check_memory, column_or_1d
 
 from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc
@@ -41,6 +41,8 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         cv: folds of the cross-validation (default: 5), anything scikit-learn takes for them, or "prefit":
             the estimator is fitted already and `fit` is given held-out data. A `FrozenEstimator` is prefit.
         n_jobs: processes of the cross-validation.
+        memory: a folder (or `joblib.Memory`) that keeps the fitted estimator and its cross-validated scores; the same
+            estimator on the same data is then not fitted again for another method, as in a search over `method__gamma`.
 
     A setting "auto" of the method is chosen on the same held-out scores.
 
@@ -56,12 +58,19 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """
 
     def __init__(
-        self, estimator: Any = None, method: PostHoc | None = None, *, cv: Any = None, n_jobs: int | None = None
+        self,
+        estimator: Any = None,
+        method: PostHoc | None = None,
+        *,
+        cv: Any = None,
+        n_jobs: int | None = None,
+        memory: Any = None,
     ) -> None:
         self.estimator = estimator
         self.method = method
         self.cv = cv
         self.n_jobs = n_jobs
+        self.memory = memory
 
     def fit(self, X: Any, y: Any, *, class_counts: Any = None, **fit_params: Any) -> Self:  # noqa: N803
         """Fit the estimator and the method on data and labels (N,) of any type.
@@ -85,7 +94,10 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
             logits, codes = self._held_out(estimator, X, y)
         else:
-            logits, codes = self._cross_validated(estimator, X, y, fit_params)
+            kept = check_memory(self.memory).cache(_cross_validated, ignore=["n_jobs"])
+            folds = FOLDS if self.cv is None else self.cv
+            self.classes_, codes = np.unique(y, return_inverse=True)
+            self.estimator_, logits = kept(estimator, X, y, folds, fit_params, self.n_jobs)
         if fit_params.get("sample_weight") is not None:
             present = _present(fit_params["sample_weight"], codes, self.classes_)
             logits, codes = logits[present], codes[present]
@@ -110,41 +122,10 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.estimator_, self.classes_ = estimator, estimator.classes_
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise UserError(f"class {unknown[0]!r} of y is not known to the estimator")
+            raise UserError(
+                f"class {unknown[0]} of y is not known to the estimator, whose classes are {self.classes_.tolist()[:6]}"
+            )
         return self._logits(X), np.searchsorted(self.classes_, y)
-
-    def _cross_validated(
-        self,
-        estimator: Any,
-        X: Any,  # noqa: N803
-        y: np.ndarray,
-        fit_params: dict[str, Any],
-    ) -> tuple[np.ndarray, np.ndarray]:
-        self.classes_, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
-        # First on all of the data, so that what is wrong with them is said in the estimator's own words.
-        self.estimator_, y = _fitted(estimator, X, y, codes, fit_params)
-        if len(self.classes_) < 2:
-            raise UserError("the data have one class only: there is nothing to choose")
-        folds = FOLDS if self.cv is None else self.cv
-        if isinstance(folds, Integral):
-            folds = StratifiedKFold(min(int(folds), int(counts.max())))
-            if counts.min() < 2:
-                single = self.classes_[counts.argmin()]
-                raise UserError(
-                    f"class {single!r} has 1 sample; cross-validation needs 2 of each class. Find another, leave the "
-                    'class out, or fit the estimator and pass held-out data with cv="prefit"'
-                )
-        response = _response(estimator)
-        with warnings.catch_warnings():
-            # A class smaller than the number of folds is met by every training part; that is all that is needed.
-            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-            warnings.filterwarnings("error", "Number of classes in training fold", RuntimeWarning)
-            options = {"cv": folds, "method": response, "n_jobs": self.n_jobs, "params": fit_params or None}
-            try:
-                scores = cross_val_predict(estimator, X, y, **options)
-            except RuntimeWarning as error:
-                raise UserError("a fold of cv leaves a class out of its training part; stratify the folds") from error
-        return _as_logits(scores, response, len(self.classes_), estimator), codes
 
     def _logits(self, X: Any) -> np.ndarray:  # noqa: N803
         response = _response(self.estimator_)
@@ -175,6 +156,41 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         inner = get_tags(LogisticRegression() if self.estimator is None else self.estimator)
         tags.input_tags = inner.input_tags
         return tags
+
+
+def _cross_validated(
+    estimator: Any,
+    X: Any,  # noqa: N803
+    y: np.ndarray,
+    folds: Any,
+    fit_params: dict[str, Any],
+    n_jobs: int | None,
+) -> tuple[Any, np.ndarray]:
+    """The estimator fitted on all of the data, and the logits (N, K) of each sample by one that has not seen it."""
+    classes, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
+    # First on all of the data, so that what is wrong with them is said in the estimator's own words.
+    fitted, y = _fitted(estimator, X, y, codes, fit_params)
+    if len(classes) < 2:
+        raise UserError("the data have one class only: there is nothing to choose")
+    if isinstance(folds, Integral):
+        folds = StratifiedKFold(min(int(folds), int(counts.max())))
+        if counts.min() < 2:
+            single = classes[counts.argmin()]
+            raise UserError(
+                f"class {single} has 1 sample; cross-validation needs 2 of each class. Find another, leave the "
+                'class out, or fit the estimator and pass held-out data with cv="prefit"'
+            )
+    response = _response(estimator)
+    with warnings.catch_warnings():
+        # A class smaller than the number of folds is met by every training part; that is all that is needed.
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        warnings.filterwarnings("error", "Number of classes in training fold", RuntimeWarning)
+        options = {"cv": folds, "method": response, "n_jobs": n_jobs, "params": fit_params or None}
+        try:
+            scores = cross_val_predict(estimator, X, y, **options)
+        except RuntimeWarning as error:
+            raise UserError("a fold of cv leaves a class out of its training part; stratify the folds") from error
+    return fitted, _as_logits(scores, response, len(classes), estimator)
 
 
 def _fitted(
@@ -225,7 +241,7 @@ def _present(sample_weight: Any, codes: np.ndarray, classes: np.ndarray) -> np.n
     present = np.asarray(sample_weight) != 0
     missing = np.setdiff1d(codes, codes[present])
     if len(missing):
-        raise UserError(f"every sample of class {classes[missing[0]]!r} has sample_weight 0; leave the class out")
+        raise UserError(f"every sample of class {classes[missing[0]]} has sample_weight 0; leave the class out")
     return present
 
 
