@@ -1,31 +1,47 @@
 """Killing every command at every file operation: what is on disk is whole, and the next command gives the same bytes.
 
-    python benchmarks/faults.py [--most 60] [--only calibrate]
+    python benchmarks/faults.py [--most 40] [--moments 12] [--only calibrate]
 
-A process that has imported everything forks one child per attempt. An audit hook in the child counts the operations
-on files below the work folder (open for writing, rename, remove, make a folder, …) and sends SIGKILL before the n-th.
-Then the documented next command runs undisturbed, and the folder is compared with one that was never disturbed.
+A process in which every command has run once forks one child per attempt. An audit hook in the child counts the
+operations on files below the work folder (open for writing, rename, remove, make a folder, …) and sends SIGKILL before
+the n-th. Then the documented next command runs undisturbed, and the folder is compared with one that never was
+disturbed. Commands that several processes share are started twice, as torchrun starts them, and one of them is killed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from fault_tools import (
+    COMPARE,
+    EVALUATE,
+    EXTRACT,
+    MARC,
+    PACKAGE,
+    REPORT,
+    TRAIN,
+    Words,
+    in_child,
+    must,
+    record,
+    said_in,
+    start,
+    warm_folder,
+)
 
 OPERATIONS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link")
 # Numbers that depend on the clock, and words that depend on how the command was given.
@@ -41,62 +57,70 @@ class Case:
         words: the command, with `{}` for the work folder.
         before: commands that make what it needs, run once.
         again: the next command, given the work folder after the kill.
+        processes: how many work together.
+        most: places at which it is killed, if fewer than asked.
     """
 
     name: str
-    words: tuple[str, ...]
-    before: tuple[tuple[str, ...], ...] = ()
-    again: Callable[[Path, tuple[str, ...]], tuple[str, ...]] = lambda folder, words: words
+    words: Words
+    before: tuple[Words, ...] = ()
+    again: Callable[[Path, Words], Words] = lambda folder, words: words
+    processes: int = 1
+    most: int = 1000
 
 
-def resume(folder: Path, words: tuple[str, ...]) -> tuple[str, ...]:
+def resume(folder: Path, words: Words) -> Words:
     return (*words, "--resume") if (folder / "run" / "run.json").is_file() else words
 
 
-def overwrite(folder: Path, words: tuple[str, ...]) -> tuple[str, ...]:
+def overwrite(folder: Path, words: Words) -> Words:
     return words if "--overwrite" in words else (*words, "--overwrite")
 
 
-TRAIN = ("train", "digits-lt", "--epochs", "2", "--device", "cpu", "--quiet", "--out", "{}/run")
-MARC = ("calibrate", "{}/run", "--device", "cpu", "--quiet")
-PACKAGE = ("export", "{}/run/marc", "--format", "safetensors", "--out", "{}/package")
-COMPARE = ("compare", "digits-lt", "--epochs", "1", "--methods", "softmax", "marc", "tau-norm:tau=0.5", "--seeds", "0")
+AGAIN = (*MARC, "--options", "gamma", "0.5", "--overwrite")
 CASES = (
     Case("train", TRAIN, again=resume),
-    Case("extract", ("extract", "{}/run", "--device", "cpu", "--quiet"), (TRAIN,), overwrite),
+    Case("train, two processes", TRAIN, again=resume, processes=2, most=10),
+    Case("extract", EXTRACT, (TRAIN,), overwrite),
+    Case("extract, two processes", EXTRACT, (TRAIN,), overwrite, processes=2, most=10),
     Case("calibrate", MARC, (TRAIN,), overwrite),
-    Case("calibrate --overwrite", (*MARC, "--options", "gamma", "0.5", "--overwrite"), (TRAIN, MARC), overwrite),
-    Case("evaluate", ("evaluate", "{}/run", "--device", "cpu", "--quiet"), (TRAIN,)),
+    Case("calibrate, two processes", MARC, (TRAIN,), overwrite, processes=2, most=10),
+    Case("calibrate --overwrite", AGAIN, (TRAIN, MARC), overwrite),
+    Case("evaluate", EVALUATE, (TRAIN,)),
     Case("export", PACKAGE, (TRAIN, MARC), overwrite),
     Case("export --overwrite", (*PACKAGE, "--overwrite"), (TRAIN, MARC, PACKAGE), overwrite),
-    Case("compare", (*COMPARE, "--device", "cpu", "--quiet", "--out", "{}/compare")),
-    Case("report", ("report", "{}/run", "--quiet"), (TRAIN, MARC)),
+    Case("compare", COMPARE),
+    Case("report", REPORT, (TRAIN, MARC), most=15),
 )
 
 
-def in_child(words: tuple[str, ...], folder: Path, before: Callable[[], Any] = lambda: None) -> int:
-    """Run a command in a fork of this process; returns its exit code, minus the signal if one ended it."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            os.setpgid(0, 0)
-            with (folder.parent / "said.txt").open("w") as said:
-                os.dup2(said.fileno(), 1)
-                os.dup2(said.fileno(), 2)
-            from longtail.cli import main
+def run_case(case: Case, words: Words, folder: Path, before: Callable[[], None] = lambda: None) -> int:
+    """Run a command in as many processes as its case has; `before` is called in the first."""
+    if case.processes == 1:
+        return in_child(words, folder, before)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = {"WORLD_SIZE": str(case.processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
-            before()
-            code = main([word.replace("{}", str(folder)) for word in words])
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    def joined(rank: int) -> Callable[[], None]:
+        def prepare() -> None:
+            os.environ.update(found, RANK=str(rank), LOCAL_RANK=str(rank))
+            if rank == 0:
+                before()
 
+        return prepare
 
-def must(words: tuple[str, ...], folder: Path) -> None:
-    if code := in_child(words, folder):
-        said = (folder.parent / "said.txt").read_text()
-        raise AssertionError(f"longtail {' '.join(words)} in {folder} ended with {code}: {said}")
+    children = {start(words, folder, joined(rank), f"said{rank}.txt") for rank in range(case.processes)}
+    codes = []
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        codes.append(os.waitstatus_to_exitcode(status))
+        for other in children if codes[-1] else ():
+            os.kill(other, signal.SIGKILL)  # as torchrun does with what is left
+    shutil.copy(folder.parent / "said0.txt", folder.parent / "said.txt")
+    return min(codes)
 
 
 def watch(folder: Path, act: Callable[[int], None]) -> Callable[[], None]:
@@ -120,18 +144,18 @@ def watch(folder: Path, act: Callable[[int], None]) -> Callable[[], None]:
 
 
 def operations(case: Case, folder: Path) -> int:
-    """How many operations on files an undisturbed run does."""
+    """How many operations on files an undisturbed run does, in its first process."""
     note = folder.parent / "count"
     handle = os.open(note, os.O_RDWR | os.O_CREAT)
-    os.pwrite(handle, b"0", 0)
-    code = in_child(case.words, folder, watch(folder, lambda number: void(os.pwrite(handle, str(number).encode(), 0))))
+    os.pwrite(handle, b"0    ", 0)
+
+    def act(number: int) -> None:
+        os.pwrite(handle, str(number).encode(), 0)
+
+    code = run_case(case, case.words, folder, watch(folder, act))
     os.close(handle)
-    assert code == 0, (folder.parent / "said.txt").read_text()
+    assert code == 0, said_in(folder)
     return int(note.read_text())
-
-
-def void(_: object) -> None:
-    """For a hook, which gives nothing back."""
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -150,12 +174,12 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def plain(path: Path) -> bytes:
+    """The content of a file without times of day and durations."""
     if path.suffix in (".json", ".jsonl"):
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         return json.dumps([without_passing(json.loads(line)) for line in lines], sort_keys=True).encode()
-    if path.suffix in (".pdf", ".svg", ".html", ".csv", ".md", ".tex"):
-        # Dates, random names of parts of a picture, and times of a fit: that the file is whole is checked by its end.
-        return path.read_bytes()[-6:].strip()
+    if path.suffix == ".md":
+        return re.sub(rb"- (time|command): .*", b"", path.read_bytes())
     return path.read_bytes()
 
 
@@ -190,16 +214,17 @@ def require_whole(folder: Path) -> None:
                     assert json.loads(scores.read_text())["model"] == run.model_identity
 
 
-def attempt(case: Case, start: Path, folder: Path, kill: Callable[[], None] | float, expected: dict[str, str]) -> bool:
+def attempt(case: Case, begin: Path, folder: Path, kill: Callable[[], None] | float, expected: dict[str, str]) -> bool:
     """Kill once, look, go on, compare; returns whether the command was still running when it was to be killed."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(start, folder)
-    if callable(kill):
-        code = in_child(case.words, folder, kill)
-    else:
-        code = in_child(case.words, folder, lambda: signal.setitimer(signal.ITIMER_REAL, kill))
+    shutil.copytree(begin, folder)
+    moment = kill if callable(kill) else lambda: signal.setitimer(signal.ITIMER_REAL, kill)
+    code = run_case(case, case.words, folder, moment)  # type: ignore[arg-type]
+    assert code in (0, -signal.SIGKILL, -signal.SIGALRM), said_in(folder)
     require_whole(folder)
-    must(case.again(folder, case.words), folder)
+    words = case.again(folder, case.words)
+    code_after = run_case(case, words, folder)
+    assert code_after == 0, f"{' '.join(words)}: {said_in(folder)}"
     found = content(folder)
     assert found == expected, sorted(
         name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
@@ -217,24 +242,23 @@ def kill_at(folder: Path, number: int) -> Callable[[], None]:
 
 def examine(case: Case, work: Path, most: int, moments: int = 0) -> dict[str, Any]:
     """Kill a command before its file operations, at most so many of them, and at random moments."""
-    start, folder = work / "start", work / "folder"
-    shutil.rmtree(start, ignore_errors=True)
+    begin, folder = work / "begin", work / "folder"
+    shutil.rmtree(begin, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     # Runs know where they lie, so what comes before is made at the place where the command runs.
     folder.mkdir(parents=True)
     for words in case.before:
         must(words, folder)
-    shutil.copytree(folder, start)
-    begin = time.perf_counter()
+    shutil.copytree(folder, begin)
+    clock = time.perf_counter()
     total = operations(case, folder)
-    took, expected = time.perf_counter() - begin, content(folder)
-    numbers = sorted(
-        {1 + round(place * (total - 1) / max(min(most, total) - 1, 1)) for place in range(min(most, total))}
-    )
-    kills = sum(attempt(case, start, folder, kill_at(folder, number), expected) for number in numbers)
+    took, expected = time.perf_counter() - clock, content(folder)
+    places = min(most, case.most, total)
+    numbers = sorted({1 + round(place * (total - 1) / max(places - 1, 1)) for place in range(places)})
+    kills = sum(attempt(case, begin, folder, kill_at(folder, number), expected) for number in numbers)
     assert kills == len(numbers), "the operations of a command are not the same each time"
     rng = random.Random(0)
-    random_kills = sum(attempt(case, start, folder, rng.uniform(0.01, took), expected) for _ in range(moments))
+    random_kills = sum(attempt(case, begin, folder, rng.uniform(0.01, took), expected) for _ in range(moments))
     return {
         "command": case.name,
         "file operations": total,
@@ -244,42 +268,28 @@ def examine(case: Case, work: Path, most: int, moments: int = 0) -> dict[str, An
     }
 
 
-@contextlib.contextmanager
-def work_folder():
-    """A folder on disk, removed at the end; everything is imported before the first fork."""
-    import longtail.cli.commands.calibrate
-    import longtail.report.build
-    import longtail.tasks.compare
-    import longtail.tasks.tables  # noqa: F401
-
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder).resolve()
-
-
 def main() -> None:
-    from common import write_results
-
     parser = argparse.ArgumentParser()
-    parser.add_argument("--most", type=int, default=60, help="operations per command before which it is killed")
-    parser.add_argument("--moments", type=int, default=10, help="kills per command at random moments")
-    parser.add_argument("--only", help="one command")
+    parser.add_argument("--most", type=int, default=40, help="operations per command before which it is killed")
+    parser.add_argument("--moments", type=int, default=12, help="kills per command at random moments")
+    parser.add_argument("--only", nargs="*", help="some commands")
     options = parser.parse_args()
     rows = []
-    with work_folder() as work:
+    with warm_folder() as work:
         for case in CASES:
-            if options.only in (None, case.name):
-                rows.append(examine(case, work, options.most, options.moments))
+            if not options.only or case.name in options.only:
+                rows.append(examine(case, work, options.most, min(options.moments, case.most // 2)))
                 print(rows[-1], flush=True)
-    if options.only is None:
-        rows.append({"command": "all", **{key: sum(row[key] for row in rows) for key in list(rows[0])[1:]}})
-        write_results("faults", "Killed at any moment", rows, NOTES)
+    rows.append({"command": "all", **{key: sum(row[key] for row in rows) for key in list(rows[0])[1:]}})
+    if not options.only:
+        record("kills", rows, NOTES)
 
 
 NOTES = (
     "Every command is killed (SIGKILL) before its operations on files, evenly chosen where there are many, and at "
     "random moments. After each kill all files in place are whole and belong together; then the documented next "
-    "command runs, and the folder holds the same bytes as that of an undisturbed run, without leftovers. Numbers that "
-    "depend on the clock are left aside; of pages, vector figures and tables only the end is compared."
+    "command runs, and the folder holds the same bytes as that of an undisturbed run, without leftovers. Only times of "
+    "day and durations are left aside. Of two processes the first is killed, and the other after it, as torchrun does."
 )
 
 if __name__ == "__main__":

@@ -8,17 +8,24 @@ import resource
 import struct
 import subprocess
 import sys
+import tarfile
 import zipfile
+import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from longtail.backbones.weights import read_weights
 from longtail.config import DataConfig, from_dict, read_toml
 from longtail.core.reading import MOST_UNPACKED
 from longtail.core.records import read_json
+from longtail.core.tensors import write_tensors
 from longtail.data.csv_files import read_csv
+from longtail.data.download import unpack
+from longtail.data.images import FileImages
 from longtail.data.list_files import read_list
 from longtail.data.parquet_files import read_parquet
 from longtail.errors import UserError
@@ -162,6 +169,7 @@ LISTS = {
     "latin.csv": "path,label\né.png,0\n".encode("latin-1"),
     "digits.csv": b"path,label\na.png," + b"9" * 5000 + b"\n",
     "large.csv": b"path,label\na.png,0\nb.png,100000000\n",
+    "nul.csv": b"path,label\na\x00.png,0\n",
     "field.csv": b'path,label\n"' + b"a" * 200_000 + b'",0\n',
 }
 
@@ -307,3 +315,138 @@ def test_a_header_of_lies_is_refused_by_the_command(tmp_path):
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(ran) (w) file closefile\nshowpage\n"
+
+
+def flat_png(width: int, height: int) -> bytes:
+    """A PNG of one bit per pixel: a few kB, whatever its size."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(1 + -(-width // 8)) * min(height, 100), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+PICTURES = {
+    "postscript.png": lambda: POSTSCRIPT,  # Pillow would give it to Ghostscript
+    "large.png": lambda: flat_png(20_000, 20_000),
+    "wide.png": lambda: flat_png(2**31 - 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures(tmp_path, monkeypatch, name):
+    (tmp_path / name).write_bytes(PICTURES[name]())
+    program = tmp_path / "gs"  # stands for every program that a picture might be given to
+    program.write_text(f"#!/bin/sh\necho ran > {tmp_path / 'ran'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    images = FileImages(labels=torch.zeros(1).long(), class_names=("a",), root=tmp_path, paths=np.array([name]))
+    images.header(0)
+    refused(lambda path: images.open(0), tmp_path / name)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_parquet_of_more_rows_than_it_holds(tmp_path):
+    """Ten million equal labels take a few hundred bytes in the file, and far more in memory."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "train.parquet"
+    size = 10_000_000
+    table = pa.table({"image": pa.nulls(size, pa.binary()), "label": pa.array(np.zeros(size, np.int8))})
+    parquet.write_table(table, path)
+    assert path.stat().st_size < 100_000
+    refused(lambda file: read_parquet([file]), path)
+
+
+def test_words_of_a_parquet_file_are_kept_once(tmp_path):
+    """A long word that stands in every row."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "train.parquet"
+    words = pa.DictionaryArray.from_arrays(np.arange(200_000, dtype=np.int32) % 2, ["a" * 100_000, "b"])
+    parquet.write_table(pa.table({"image": pa.nulls(200_000, pa.binary()), "label": words}), path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert read_parquet([path]).class_counts.tolist() == [100_000, 100_000]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kB
+
+
+@pytest.mark.parametrize("labels", [[{"a": 1}], [[1]], [1.5], [None], [b"x"]])
+def test_labels_of_a_parquet_file_that_are_no_classes(tmp_path, labels):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.table({"image": [b"x"], "label": labels}), path)
+    refused(lambda file: read_parquet([file]), path)
+
+
+def archive(path: Path, *members: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for member in members:
+            file.addfile(member, io.BytesIO(bytes(member.size)) if member.isreg() else None)
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 3) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.size = kind, target, size if kind == tarfile.REGTYPE else 0
+    return found
+
+
+ESCAPES = {
+    "above": (member("../escaped"),),
+    "absolute": (member("/tmp/longtail-escaped"),),
+    "link": (member("a", tarfile.SYMTYPE, "../.."), member("a/escaped")),
+    "hard link": (member("a", tarfile.LNKTYPE, "../../etc/passwd"),),
+    "device": (member("a", tarfile.CHRTYPE),),
+    "pipe": (member("a", tarfile.FIFOTYPE),),
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_archives_stay_in_their_folder(tmp_path, name):
+    folder = tmp_path / "inner" / "data"
+    folder.mkdir(parents=True)
+    path = archive(tmp_path / "cifar.tar.gz", *ESCAPES[name])
+    before = set(tmp_path.rglob("*"))
+    with suppress(UserError):
+        unpack(path, folder)
+    outside = set(tmp_path.rglob("*")) - before
+    assert all(found.resolve().is_relative_to(folder) and found.is_relative_to(folder) for found in outside)
+    assert not Path("/tmp/longtail-escaped").exists()
+    assert not any(found.is_fifo() or found.is_symlink() for found in outside)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b", b"hello" * 100])
+def test_archives_that_are_none(tmp_path, content):
+    (tmp_path / "cifar.tar.gz").write_bytes(content)
+    refused(lambda path: unpack(path, tmp_path), tmp_path / "cifar.tar.gz")
+
+
+def test_an_archive_of_terabytes_is_not_unpacked(tmp_path):
+    """Only its header says so: what follows is cut off."""
+    info = member("a", size=10**13)
+    (tmp_path / "cifar.tar.gz").write_bytes(info.tobuf() + bytes(1024))
+    refused(lambda path: unpack(path, tmp_path), tmp_path / "cifar.tar.gz")
+    assert [path.name for path in tmp_path.iterdir()] == ["cifar.tar.gz"]
+
+
+@pytest.mark.parametrize("names", [np.array("a"), np.array(["a"]), np.array([[1, 2], [3, 4]])])
+def test_class_names_of_saved_logits(tmp_path, names):
+    np.savez(tmp_path / "a.npz", logits=np.eye(3), labels=np.arange(3), class_names=names)
+    refused(read_outputs, tmp_path / "a.npz")
+
+
+def test_bfloat16_logits_of_ours_are_numbers(tmp_path):
+    """Not the whole numbers that their bits would be."""
+    path = tmp_path / "a.safetensors"
+    logits = torch.tensor([[1.5, -2.0], [0.25, 3.0]], dtype=torch.bfloat16)
+    write_tensors(path, {"logits": logits, "labels": torch.tensor([0, 1])}, {})
+    np.testing.assert_array_equal(read_outputs(path).logits, logits.float())

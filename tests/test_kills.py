@@ -1,6 +1,6 @@
 """Commands killed before operations on files: the short form of `benchmarks/faults.py`."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -12,12 +12,11 @@ PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "faults.py"
 @pytest.fixture(scope="module")
 def faults():
     """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("faults", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["faults"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["faults"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PATH.parent))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("SOURCE_DATE_EPOCH", "0")
+        yield importlib.import_module("faults")
 
 
 PROGRAM = """
@@ -25,7 +24,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import faults
 case = next(case for case in faults.CASES if case.name == sys.argv[2])
-with faults.work_folder() as work:
+with faults.warm_folder(report=False) as work:
     row = faults.examine(case, work, int(sys.argv[3]))
 print(row["killed before one"], row["same bytes after the next command"])
 """

@@ -72,11 +72,18 @@ def number(name: str, value: Any, **bounds: float) -> float:
     Traceback (most recent call last):
     longtail.errors.UserError: beta must be a number, at least 0 and below 1, not 1
     """
-    usable = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    usable = isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
     if not usable or not all(_BOUNDS[kind](value, bound) for kind, bound in bounds.items()):
         wanted = " and ".join(f"{kind.replace('_', ' ')} {bound:g}" for kind, bound in bounds.items())
         raise UserError(f"{name} must be a number, {wanted or 'finite'}, not {value!r}")
     return float(value)
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of more than 300 digits
+        return False
 
 
 def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int = LARGEST) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from longtail.core.files import replacing
+from longtail.core.locks import locked
 from longtail.distributed.world import World
 from longtail.outputs.writer import part_path, remove_parts
 
@@ -29,3 +30,20 @@ def test_parts_of_any_process_and_their_temporary_files_are_removed(tmp_path):
     assert all(file.exists() for file in (*left, *parts))
     remove_parts(path, World(0, 2, torch.device("cpu")))
     assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_parts_beside_a_whole_file_are_removed_when_it_is_used(digits_copy):
+    """Processes that are killed when the rows are joined leave theirs; nobody would write that file again."""
+    from longtail.extraction.run import Extractor
+    from longtail.runs.folder import Run
+
+    extractor = Extractor(Run.open(digits_copy))
+    extractor.outputs("validation")
+    path = extractor.path("validation")
+    left = part_path(path, 1)
+    left.write_bytes(path.read_bytes())
+    with locked(path):  # somebody writes there now
+        extractor.outputs("validation")
+        assert left.exists()
+    extractor.outputs("validation")
+    assert not left.exists()

@@ -18,6 +18,7 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
+from longtail.core.progress import PlainConsole
 from longtail.core.version import __version__
 from longtail.distributed.environment import has_agent_store, is_main_process, number_of
 from longtail.errors import (
@@ -166,4 +167,4 @@ def _complain(message: str) -> None:
 def _print_error(message: str) -> None:
     """The message as one line, even if it quotes a message of several lines from a library."""
     line = " ".join(message.split())
-    Console(stderr=True, highlight=False).print(f"longtail: {line}", markup=False, soft_wrap=True)
+    PlainConsole(stderr=True, highlight=False).print(f"longtail: {line}", markup=False, soft_wrap=True)

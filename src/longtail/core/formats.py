@@ -10,6 +10,10 @@ from longtail.errors import UserError
 FORMAT = 1
 
 
+class NewerFormat(UserError):
+    """A file of a later version of the library."""
+
+
 def format_of(details: dict[str, Any], path: Path) -> int:
     """The version a file says it has; 0 for files from before there were versions.
 
@@ -19,5 +23,5 @@ def format_of(details: dict[str, Any], path: Path) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise UserError(f"{path} is damaged: its format is {found!r}, not a number")
     if found > FORMAT:
-        raise UserError(f"{path} has format {found}, this longtail reads up to {FORMAT}; upgrade longtail to open it")
+        raise NewerFormat(f"{path} has format {found}, this longtail reads up to {FORMAT}; upgrade longtail to open it")
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 from longtail.core.files import write_bytes, writing
 from longtail.core.reading import read_bytes
+from longtail.core.records import refuse
 from longtail.errors import UserError
 
 MOST_BYTES = 1 << 28
@@ -48,7 +49,7 @@ def keep_lines(path: Path, kept: list[dict[str, Any]]) -> None:
 
 def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_constant=refuse)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -40,9 +40,9 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Only one process at a time is in the block for `path`; the others wait."""
-    with _holding(path.with_name(f".{path.name}.lock"), None):
+def locked(path: Path, patience: float | None = None) -> Iterator[None]:
+    """Only one process at a time is in the block for `path`; the others wait, for so many seconds or to the end."""
+    with _holding(path.with_name(f".{path.name}.lock"), patience):
         yield
 
 

@@ -161,10 +161,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             content = _map(file, entry, start, "c")
             # numpy does not know bfloat16: the upper half of a float32.
             array = content.view(TYPES.get(entry.kind, np.dtype(np.uint16))).reshape(entry.shape)
-            if layout.digests:
-                arrays[name] = MappedArray(path, name, content, array, layout.digests)
-            else:
-                arrays[name] = (array.astype(np.uint32) << 16).view(np.float32) if entry.kind == "BF16" else array
+            mapped = MappedArray(path, name, content, array, layout.digests) if layout.digests else array
+            arrays[name] = (
+                (np.asarray(mapped).astype(np.uint32) << 16).view(np.float32) if entry.kind == "BF16" else mapped
+            )
     return arrays, layout.details
 
 

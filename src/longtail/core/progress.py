@@ -6,13 +6,22 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
-from longtail.core.text import clock
+from longtail.core.text import clock, visible
 
 LINE_SECONDS = 10.0
+
+
+class PlainConsole(Console):
+    """A console that shows names from files as they are: no character in them moves the cursor or changes colours."""
+
+    def render_str(self, text: str, **more: Any) -> Text:
+        return super().render_str(visible(text), **more)
 
 
 class Task:
@@ -64,8 +73,8 @@ class Display:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.out = Console(quiet=quiet, highlight=False)
-        self.error = Console(stderr=True, quiet=quiet, highlight=False)
+        self.out = PlainConsole(quiet=quiet, highlight=False)
+        self.error = PlainConsole(stderr=True, quiet=quiet, highlight=False)
 
     def line(self, text: str) -> None:
         """One line about how the work goes."""

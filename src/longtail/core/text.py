@@ -1,6 +1,11 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and words from strangers: shown as they are written, never obeyed."""
 
 from __future__ import annotations
+
+import re
+
+# Characters that move the cursor, change the direction of writing or have no place in UTF-8.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def percent(value: float | None) -> str:
@@ -24,3 +29,40 @@ def clock(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def visible(text: str) -> str:
+    """Text without characters that a terminal obeys or cannot write.
+
+    >>> print(visible("cat" + chr(27) + "[2J"))
+    cat\\x1b[2J
+    """
+    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def markdown_text(text: str) -> str:
+    """Text in a line of Markdown: no markup and no HTML of its own.
+
+    >>> markdown_text("<b>a|b</b>")
+    '&lt;b&gt;a\\\\|b&lt;/b&gt;'
+    """
+    line = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|!#~])", r"\\\1", line)
+
+
+def table_cell(text: str) -> str:
+    """Text in a cell of a CSV file: a program for spreadsheets must not take it for a formula.
+
+    >>> table_cell("=1+2"), table_cell("cat"), table_cell("-1.5")
+    ("'=1+2", 'cat', '-1.5')
+    """
+    plain = visible(text)
+    return f"'{plain}" if plain.lstrip()[:1] in tuple("=+-@") and not _is_number(plain) else plain
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -134,6 +134,8 @@ def _rows(path: Path) -> list[Row]:
         lines = read_text(path, "a CSV file").splitlines(keepends=True)
         reader = csv.reader(lines, delimiter=DELIMITERS.get(path.suffix.lower(), ","))
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
+        if broken := [number for number, row in rows if any("\0" in cell for cell in row)]:
+            raise UserError(f"{path}, line {broken[0]}: it holds a NUL character")
     if not rows:
         raise UserError(f"CSV file {path} is empty")
     return rows

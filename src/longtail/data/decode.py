@@ -6,13 +6,34 @@ Paper: Szegedy et al., Going Deeper with Convolutions, CVPR 2015 (random resized
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
 BILINEAR = Image.Resampling.BILINEAR
 MOST_16_BIT = 65535
+
+
+# Pillow hands files of some other formats to programs: PostScript, whatever the file is called, to Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "MPO", "JPEG2000")
+MOST_PIXELS = 100_000_000  # a picture takes a few bytes for each while it is decoded
+
+
+@contextmanager
+def opened_picture(source: Path | BytesIO) -> Iterator[Image.Image]:
+    """A picture whose header is read: of a format that is decoded in this process, and not too large for memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with Image.open(source, formats=FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"it has {picture.width:,} x {picture.height:,} pixels, more than {MOST_PIXELS:,}")
+            yield picture
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
@@ -25,7 +46,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
         raise ValueError("its pixels are fractions, whose scale is not known")
     if upright.mode.startswith("I"):
         # Pillow would cut at 255, which makes nearly every picture of 16 bits white.
-        numbers = np.asarray(upright).astype(np.int64)
+        numbers = np.asarray(upright)
         if numbers.min() < 0 or numbers.max() > MOST_16_BIT:
             raise ValueError("it has more than 16 bits per pixel")
         upright = Image.fromarray((numbers // 257).astype(np.uint8))

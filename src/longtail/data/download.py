@@ -14,13 +14,15 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from longtail.core.files import cache_folder
+from longtail.core.files import NO_SPACE, cache_folder
 from longtail.core.progress import Display
+from longtail.core.reading import reading
 from longtail.data.cifar import CIFARS, find_layout
 from longtail.errors import UserError
 
 CHUNK = 1 << 20
 ATTEMPTS = 5
+MOST_BYTES = 1 << 30  # of an archive, packed or not: CIFAR has 187 MB
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,17 @@ def download_cifar(name: str, root: str | None, display: Display) -> Path:
 
 def unpack(packed: Path, folder: Path) -> None:
     """Unpack beside the target and move into place, so that a broken unpacking leaves nothing half there."""
-    with tempfile.TemporaryDirectory(dir=folder) as temporary, tarfile.open(packed) as archive:
-        archive.extractall(temporary, filter="data")
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        with reading(packed, "an archive of images"), tarfile.open(packed) as archive:
+            unpacked = sum(item.size for item in archive)
+            if unpacked > MOST_BYTES:
+                raise UserError(f"{packed} would unpack to {unpacked:,} bytes, more than CIFAR has; it is not unpacked")
+            archive.extractall(temporary, filter="data")
         for item in Path(temporary).iterdir():
             target = folder / item.name
-            if target.exists():
+            if target.is_dir():
                 shutil.rmtree(target)
-            item.rename(target)
+            item.replace(target)
 
 
 def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.0) -> None:
@@ -78,7 +84,7 @@ def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError) and error.code < 500:
                 raise UserError(f"{url} cannot be fetched: {error}") from error
-            if attempt == ATTEMPTS:
+            if attempt == ATTEMPTS or getattr(error, "errno", None) in NO_SPACE:
                 raise UserError(f"{url} cannot be fetched: {error}; run the same command again to go on") from error
             time.sleep(pause * attempt)
     if _md5(part) != md5:
@@ -100,13 +106,18 @@ def _transfer(url: str, part: Path, display: Display) -> None:
     with response:
         if done and response.status != http.client.PARTIAL_CONTENT:
             done = 0  # the server sends everything again
-        left = int(response.headers.get("Content-Length", 0))
+        given = response.headers.get("Content-Length", "0")
+        left = int(given) if given.isdecimal() and len(given) < 20 else 0
+        if done + left > MOST_BYTES:
+            raise UserError(f"{url} has {done + left:,} bytes, more than CIFAR; it is not fetched")
         with (
             part.open("ab" if done else "wb") as file,
             display.task("fetching", done + left, done=done, unit="bytes") as task,
         ):
             while chunk := response.read(CHUNK):
                 file.write(chunk)
+                if file.tell() > MOST_BYTES:
+                    raise UserError(f"{url} does not end after {MOST_BYTES:,} bytes; delete {part}")
                 task.advance(len(chunk))
                 left -= len(chunk)
     if left > 0:

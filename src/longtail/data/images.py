@@ -22,7 +22,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from longtail.core.reading import reason
-from longtail.data.decode import as_rgb
+from longtail.data.decode import as_rgb, opened_picture
 from longtail.errors import UserError
 
 SKIP = "(leave it out with --skip-broken)"
@@ -73,7 +73,11 @@ class Images(ABC):
     def digest(self) -> str:
         """Equal for equal samples (their paths or content) with equal labels, in the same order."""
         found = hashlib.sha256()
-        for part in ("\0".join(self.class_names).encode(), self.labels.cpu().numpy().tobytes(), self._samples()):
+        for part in (
+            "\0".join(self.class_names).encode("utf-8", "backslashreplace"),
+            self.labels.cpu().numpy().tobytes(),
+            self._samples(),
+        ):
             found.update(hashlib.sha256(part).digest())
         return found.hexdigest()
 
@@ -172,15 +176,15 @@ class DecodedImages(Images):
     def header(self, index: int) -> tuple[int, int, str]:
         """Width, height and mode by the image's header alone; zeros where it cannot be read."""
         try:
-            with Image.open(self.source(index)) as picture:
+            with opened_picture(self.source(index)) as picture:
                 return *picture.size, picture.mode
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        except Exception:
             return 0, 0, ""
 
     def open(self, index: int) -> Image.Image:
         """Decode one image to RGB; an error names the file."""
         try:
-            with Image.open(self.source(index)) as picture:
+            with opened_picture(self.source(index)) as picture:
                 return as_rgb(picture)
         except FileNotFoundError as error:
             raise UserError(f"image {self.path(index)} is missing {SKIP}") from error
@@ -223,7 +227,7 @@ def file_state(path: Path) -> tuple[str, int, int, int]:
     """A file's place, size and times; the time of its last change of any kind cannot be set back."""
     try:
         known = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return str(path.absolute()), -1, 0, 0
     return str(path.absolute()), known.st_size, known.st_mtime_ns, known.st_ctime_ns
 
@@ -232,7 +236,7 @@ def _size(path: Path) -> int:
     """Bytes of a file, -1 if it is missing: reading it will say so."""
     try:
         return path.stat().st_size
-    except OSError:
+    except (OSError, ValueError):  # a path with a NUL is the latter
         return -1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from longtail.core.reading import read_text
 from longtail.data.csv_files import paths_of_table
 from longtail.data.file_names import IMAGE_SUFFIXES, is_image, is_table
 from longtail.data.images import FileImages
@@ -53,10 +54,7 @@ def _at(place: Path, root: str | None) -> list[Path]:
 
 def _lines(path: Path) -> list[str]:
     """The paths of a list; a label after a path, as in lists of training images, is left aside."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a list of files: {error}") from error
+    lines = read_text(path, "a list of files").splitlines()
     words = [line.strip() for line in lines if line.strip()]
     if not words:
         raise UserError(f"list file {path} is empty")

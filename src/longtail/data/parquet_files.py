@@ -23,7 +23,7 @@ import numpy as np
 from longtail.config import DataConfig
 from longtail.core.files import cache_folder, replacing
 from longtail.core.locks import locked
-from longtail.core.reading import reading, require_file
+from longtail.core.reading import MOST_RATIO, MOST_UNPACKED, reading, require_file
 from longtail.data.file_names import SPLITS, split_of
 from longtail.data.images import DecodedImages, file_state
 from longtail.data.labels import from_names, from_numbers
@@ -33,6 +33,7 @@ from longtail.errors import UserError
 IMAGE_NAMES = ("image", "img", "picture", "images")
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
 COPIED_ROWS = 256
+MOST_ROWS = 1 << 20  # and one for each byte of the file: an image takes more
 KIND = "a whole Parquet file"
 
 
@@ -111,8 +112,9 @@ def read_parquet(
         with reading(file, KIND):
             schema = parquet.read_schema(file)
             image_column = _column(schema, IMAGE_NAMES, file)
-            tables.append(parquet.read_table(file, columns=[_column(schema, LABEL_NAMES, file)]).column(0))
-    values = np.concatenate([column.to_numpy() for column in tables])
+            tables.append(_labels(file, _column(schema, LABEL_NAMES, file)))
+    with reading(files[0], KIND):
+        values = np.concatenate(tables)
     if len(values) == 0:
         raise UserError(f"{files[0]} has no rows")
 
@@ -135,6 +137,29 @@ def read_parquet(
         column=image_column,
         lines=np.arange(len(values)),
     )
+
+
+def _labels(file: Path, column: str) -> np.ndarray:
+    """The labels of one file, (N,): numbers, or words that are kept once each, however often they stand there."""
+    parquet = _parquet()
+    _require_plausible(parquet.ParquetFile(file).metadata, file)
+    found = parquet.read_table(file, columns=[column], read_dictionary=[column]).column(0)
+    parts = []
+    for chunk in found.chunks:
+        if hasattr(chunk, "dictionary"):
+            words = np.array([*chunk.dictionary.to_pylist(), None], object)
+            parts.append(words[chunk.indices.fill_null(len(words) - 1).to_numpy()])
+        else:
+            parts.append(chunk.to_numpy(zero_copy_only=False))
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _require_plausible(metadata: Any, file: Path) -> None:
+    """Refuse rows and pages that unpack to far more than the file holds, before memory is taken for them."""
+    size = require_file(file)
+    unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    if metadata.num_rows > MOST_ROWS + size or unpacked > MOST_UNPACKED + MOST_RATIO * size:
+        raise UserError(f"{file} would unpack to {metadata.num_rows:,} rows, far more than it holds; it is not read")
 
 
 def read_parquet_splits(config: DataConfig, root: Path) -> ReadSplits:

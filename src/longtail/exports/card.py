@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from longtail.core.files import replacing_folder, write_json, write_text
-from longtail.core.lines import read_lines
 from longtail.core.records import read_json
+from longtail.core.text import markdown_text
 from longtail.data.open import image_side, statistics
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.runs.prediction import in_words
-from longtail.tasks.calibration import CALIBRATION_FILE, OWN_FILES, read_calibration
+from longtail.runs.record import read_journal, scores_in
+from longtail.tasks.calibration import CALIBRATION_FILE, OWN_FILES, ScoresFile, read_calibration, read_scores
 
 CARD_FILE = "README.md"
 SHOWN_CLASSES = 100
@@ -47,9 +48,9 @@ def _without_paths(run: Run) -> Any:
 
 def model_card(run: Run) -> str:
     """What the model is, in Markdown: data, method, scores, classes, how to load."""
-    title = f"{run.config.backbone} on {run.data_name}"
+    title = f"{run.config.backbone} on {markdown_text(run.data_name)}"
     if run.calibration:
-        title += f", calibrated with {run.calibration.title}"
+        title += f", calibrated with {markdown_text(run.calibration.title)}"
     sections = [_front_matter(), f"# {title}", _data(run), _method(run), _scores(run), _loading(run), _classes(run)]
     return "\n\n".join(sections) + "\n"
 
@@ -67,9 +68,9 @@ def _data(run: Run) -> str:
     if run.config.profile != "none":
         cut = f" Its tail was cut to the profile `{run.config.profile}`, factor {run.config.imbalance:g}."
     return (
-        f"## Data\n\n`{run.data_name}`: {len(counts)} classes; images: {sizes}. The largest class has "
+        f"## Data\n\n{markdown_text(run.data_name)}: {len(counts)} classes; images: {sizes}. The largest class has "
         f"{counts.max()} training images, the smallest {counts.min()} (imbalance factor "
-        f"{counts.max() / counts.min():.1f}).{cut}"
+        f"{counts.max() / max(counts.min(), 1):.1f}).{cut}"
     )
 
 
@@ -83,15 +84,16 @@ def _method(run: Run) -> str:
     if run.calibration:
         described, numbers = read_calibration(run.folder, model=run.model_identity)
         known = {name: value for name, value in {**described.settings, **described.chosen}.items() if value is not None}
-        settings = ", ".join(f"{name} {value}" for name, value in known.items())
+        settings = markdown_text(", ".join(f"{name} {value}" for name, value in known.items()))
+        split = markdown_text(described.fitted_on.split)
         seen = "which the network was trained on" if described.fitted_on.seen else "which the network has not seen"
-        paper = f" ({described.paper})" if described.paper else ""
+        paper = f" ({markdown_text(described.paper)})" if described.paper else ""
         text += (
-            f"\n\nStage two: {described.title}{paper}; {settings}. Fitted on {described.fitted_on.samples} outputs of "
-            f"the {described.fitted_on.split} split, {seen}; the backbone is that of stage one."
+            f"\n\nStage two: {markdown_text(described.title)}{paper}; {settings}. Fitted on "
+            f"{described.fitted_on.samples} outputs of the {split} split, {seen}; the backbone is that of stage one."
         )
         if "held_out_" in numbers:
-            text += f" Images the network has not seen: {numbers['held_out_']}."
+            text += f" Images the network has not seen: {markdown_text(str(numbers['held_out_']))}."
     return text
 
 
@@ -111,12 +113,11 @@ def _scores(run: Run) -> str:
 
 def _price(run: Run) -> str:
     """The classes that calibration made worse, by more than their interval."""
-    both = _of_model(run, "before-after-test.json") or _of_model(run, "before-after-validation.json")
+    both = _both(run, "test") or _both(run, "validation")
     if not both:
         return ""
-    fallen = [f"{one['name']} {100 * one['before']:.0f} → {100 * one['after']:.0f}" for one in both.get("fallen", [])]
-    found = ", ".join(fallen) if fallen else "none"
-    return f"\n\nRecognised less often than before, by more than their interval ({both['split']} split): {found}."
+    found = ", ".join(markdown_text(str(one)) for one in both.fallen) or "none"
+    return f"\n\nRecognised less often than before, by more than their interval ({both.split} split): {found}."
 
 
 def _row(split: str, model: str, scores: dict[str, Any]) -> str:
@@ -129,23 +130,21 @@ def _known_scores(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
     rows: list[tuple[str, str, dict[str, Any]]] = []
     own = "calibrated" if run.calibration else "stage one"
     for split in ("validation", "test"):
-        both, alone = _of_model(run, f"before-after-{split}.json"), _of_model(run, f"metrics-{split}.json")
+        both, path = _both(run, split), run.folder / f"metrics-{split}.json"
+        alone = read_json(path) if path.is_file() and not both else {}
         if both:
-            rows += [(split, name, both[key]) for name, key in (("stage one", "before"), ("calibrated", "after"))]
-        elif alone:
+            rows += [(split, "stage one", both.before), (split, "calibrated", both.after)]
+        elif alone.get("model") == run.model_identity:
             rows.append((split, own, alone))
     if not any(split == "validation" for split, _, _ in rows):
-        lines = read_lines(run.folder / METRICS_FILE)
-        evaluated = [line["validation"] for line in lines if isinstance(line.get("validation"), dict)]
-        rows = [("validation", "stage one", evaluated[-1]), *rows] if evaluated else rows
-    return rows
+        evaluated = [line.validation for line in read_journal(run.folder / METRICS_FILE) if line.validation]
+        rows = [("validation", "stage one", dict(evaluated[-1])), *rows] if evaluated else rows
+    return [(split, model, scores_in(scores, run.folder)) for split, model, scores in rows]
 
 
-def _of_model(run: Run, name: str) -> dict[str, Any] | None:
-    """The content of a file beside the model, if it is about this very model."""
-    path = run.folder / name
-    values = read_json(path) if path.is_file() else {}
-    return values if values.get("model") == run.model_identity else None
+def _both(run: Run, split: str) -> ScoresFile | None:
+    """The scores before and after a calibration, if they are those of this very model."""
+    return read_scores(run.folder / f"before-after-{split}.json", run.model_identity)
 
 
 def _loading(run: Run) -> str:
@@ -170,11 +169,7 @@ To run the network alone: `model.network(images)` takes images (N, {channels}, {
 def _classes(run: Run) -> str:
     counts, names = run.group_counts, run.class_names
     order = np.argsort(-counts, kind="stable")
-    lines = [f"| {label} | {_cell(names[label])} | {counts[label]} |" for label in order[:SHOWN_CLASSES]]
+    lines = [f"| {label} | {markdown_text(names[label])} | {counts[label]} |" for label in order[:SHOWN_CLASSES]]
     left = len(order) - SHOWN_CLASSES
     more = f"\n\nand {left} smaller classes: see `data` in `{RUN_FILE}`." if left > 0 else ""
     return "## Classes\n\n| label | name | training images |\n|---:|---|---:|\n" + "\n".join(lines) + more
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

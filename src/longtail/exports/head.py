@@ -9,8 +9,9 @@ import numpy as np
 from torch import nn
 
 from longtail.core.files import replacing, write_json
-from longtail.errors import UserError
+from longtail.errors import UserError, number
 from longtail.networks.saved_heads import saved_head
+from longtail.posthoc.target_prior import NEVER
 from longtail.runs.folder import RUN_FILE, Run
 from longtail.tasks.calibration import CALIBRATION_FILE, read_calibration
 
@@ -59,7 +60,9 @@ def read_head(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     numbers = read_calibration(source, model=run.model_identity)[1] if run.calibration else {}
     head = saved_head(run.load_model())
     arrays, formula = _layer(head)
-    affine = _affine(numbers) if isinstance(head, nn.Linear) else {}
+    affine = {}
+    if isinstance(head, nn.Linear):
+        affine = _affine(numbers, source / CALIBRATION_FILE, len(run.class_names))
     words: dict[str, Any] = {
         "formula": (*formula, SOFTMAX, CHOICE),
         "features": f"input of the last layer, (N, {arrays['weight'].shape[1]})",
@@ -84,16 +87,24 @@ def _layer(head: nn.Module) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     return {"weight": weight, "bias": bias, **own}, FORMULAS[type(head).__name__]
 
 
-def _affine(numbers: dict[str, Any]) -> dict[str, np.ndarray]:
+def _affine(numbers: dict[str, Any], path: Path, classes: int | None = None) -> dict[str, np.ndarray]:
     """Scale and shift per class on the logits of the model before, if the method is of that kind."""
     if not {"scale_", "shift_"} <= set(numbers):
         return {}
-    return {"scale": np.array(numbers["scale_"]), "shift": np.array(numbers["shift_"])}
+    return {name: _vector(numbers[f"{name}_"], classes, f"{name}_ in {path}") for name in ("scale", "shift")}
+
+
+def _vector(values: Any, classes: int | None, name: str) -> np.ndarray:
+    """(K,) numbers of a calibration; a class that is never predicted has none, and gets a logit below every other."""
+    known = [NEVER if value is None else value for value in values] if isinstance(values, list) else []
+    if not known or (classes is not None and len(known) != classes):
+        raise UserError(f"{name} is damaged: it should list one number per class")
+    return np.array([number(name, value) for value in known])
 
 
 def _of_saved_logits(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     described, numbers = read_calibration(source)
-    affine = _affine(numbers)
+    affine = _affine(numbers, source / CALIBRATION_FILE, len(described.class_names) or None)
     if not affine or "confidence_weight_" in numbers:
         raise UserError(
             f"{described.method} in {source} is not a scale and a shift per class, so it has no such file; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from longtail.errors import UserError, whole_number
 from longtail.extraction.own_head import head_arrays, run_batch, watching_head
 from longtail.networks.head import head_of
 from longtail.outputs.record import Outputs, header
-from longtail.outputs.writer import RowWriter, join_parts, remove_parts
+from longtail.outputs.writer import RowWriter, has_parts, join_parts, remove_parts
 from longtail.runs.folder import Run
 
 MANY_LOGITS = 1 << 28  # 1 GB in float32
@@ -95,6 +95,9 @@ class Extractor:
     def _known(self, path: Path, digest: str, few: Few | None) -> Outputs | None:
         """What is on disk already; what rank 0 finds holds for all."""
         found = _open_known(path, self.run.model_identity, digest, few) if self.world.is_main else None
+        if found and has_parts(path):  # processes that were killed when the file was whole have left them
+            with suppress(UserError), locked(path, patience=0):
+                remove_parts(path, self.world)
         if not self.world.gather(found is not None)[0]:
             return None
         return found or Outputs.open(path, model=self.run.model_identity)

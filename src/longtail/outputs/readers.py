@@ -36,6 +36,11 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
         raise UserError(f"{path} does not exist")
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix or 'a file without ending'}; use {', '.join(SUFFIXES)}")
+    with reading(path, "a file of logits and labels"):
+        return _read(path, labels, split, need_counts)
+
+
+def _read(path: Path, labels: Path | None, split: str, need_counts: bool) -> Outputs:
     details: dict[str, Any] = {}
     if path.suffix == ".safetensors":
         arrays, details = read(path)

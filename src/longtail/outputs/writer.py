@@ -66,9 +66,18 @@ def remove_parts(path: Path, world: World) -> None:
     if not world.is_main:
         return
     remove_unfinished(path)
-    parts = f".{escape(path.stem)}.part*.safetensors"
-    for left in (*path.parent.glob(parts), *path.parent.glob(f".{parts}.*.part")):
+    for left in _parts(path):
         left.unlink(missing_ok=True)
+
+
+def has_parts(path: Path) -> bool:
+    """Whether there are rows of single processes beside a file."""
+    return bool(_parts(path))
+
+
+def _parts(path: Path) -> list[Path]:
+    parts = f".{escape(path.stem)}.part*.safetensors"
+    return [*path.parent.glob(parts), *path.parent.glob(f".{parts}.*.part")]
 
 
 def store(values: np.ndarray, place: np.ndarray, name: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.core.reading import read_text, reading
 from longtail.errors import UserError, number
 
 WORDS = ("uniform", "train")
@@ -53,11 +54,9 @@ def log_target(target_prior: Any, log_prior: np.ndarray, class_names: Sequence[s
 
 def read_weights(path: Path, class_names: Sequence[str]) -> np.ndarray:
     """Weights (K,) of a CSV file with lines `class,weight`; a first line that is a heading is passed over."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [(line, row) for line, row in enumerate(csv.reader(file), 1) if any(row)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the target prior {path}: {error}") from None
+    with reading(path, "a target prior (lines class,weight)"):
+        text = read_text(path, "a target prior").splitlines(keepends=True)
+        lines = [(line, row) for line, row in enumerate(csv.reader(text), 1) if any(row)]
     found: dict[str, float] = {}
     for line, row in lines:
         name, weight = row[0].strip(), _number(row)

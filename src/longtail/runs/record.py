@@ -9,13 +9,16 @@ from typing import Any
 
 from longtail.config import TrainConfig, to_dict
 from longtail.core.formats import FORMAT, format_of
+from longtail.core.lines import read_lines
 from longtail.core.provenance import versions
-from longtail.core.records import as_record, read_json
+from longtail.core.records import as_record, checked, read_json
 from longtail.data.splits import Splits
 from longtail.errors import UserError
+from longtail.metrics.table import SCORES
 from longtail.runs.network import image_channels
 
 SPLITS = ("train", "validation", "test")
+MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,36 @@ def read_record(path: Path) -> RunRecord:
     record = as_record(RunRecord, values, path)
     data = record.data
     sizes = {len(data.class_names), len(data.class_counts), len(data.group_counts)}
-    if len(sizes) > 1 or not data.class_names:
-        raise UserError(f"{path} is damaged: its class names and class counts differ in number")
+    _require(len(sizes) == 1 and bool(data.class_names), "its class names and class counts differ in number", path)
+    counts = (*data.class_counts, *data.group_counts, *(split.images for split in data.splits.values()))
+    _require(min(counts) >= 0 and max(data.class_counts) > 0, "a number of images is negative, or all are 0", path)
+    _require({"train"} <= data.splits.keys() <= set(SPLITS), "its splits are not those of a run", path)
+    _require(1 <= data.channels <= MOST_CHANNELS, f"images have no {data.channels} colour channels", path)
     return record
+
+
+def _require(sound: bool, otherwise: str, path: Path) -> None:
+    if not sound:
+        raise UserError(f"{path} is damaged: {otherwise}")
+
+
+@dataclass(frozen=True)
+class JournalLine:
+    """What is read again of a line of `metrics.jsonl`."""
+
+    step: int
+    images: int
+    validation: dict[str, float | None] | None = None
+
+
+def read_journal(path: Path) -> list[JournalLine]:
+    """The evaluations of a run, in order; none where there is no file."""
+    return [as_record(JournalLine, line, path) for line in read_lines(path)]
+
+
+def scores_in(values: dict[str, Any], path: Path) -> dict[str, float | None]:
+    """The scores in a JSON object; those that it does not have are None."""
+    return {name: checked(float | None, values.get(name), path, name) for name in SCORES}
 
 
 def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:

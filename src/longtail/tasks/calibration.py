@@ -10,7 +10,7 @@ The folder is written under a temporary name and then renamed, so its files alwa
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,23 @@ def write_scores(folder: Path, scores: list[Comparison], model: str | None) -> N
     for score in scores:
         values = {"format": FORMAT, "model": model, **score.to_dict()}
         write_json(folder / f"before-after-{score.split}.json", values)
+
+
+@dataclass(frozen=True)
+class ScoresFile:
+    """What readers need of `before-after-SPLIT.json`."""
+
+    model: str | None
+    split: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+    fallen: list[Fallen] = field(default_factory=list)
+
+
+def read_scores(path: Path, model: str) -> ScoresFile | None:
+    """Scores before and after that are about this very model; None where there are none."""
+    values = read_json(path) if path.is_file() else {}
+    return as_record(ScoresFile, values, path) if values.get("model") == model else None
 
 
 def _plain(value: Any) -> Any:

@@ -18,18 +18,18 @@ import numpy as np
 
 from longtail.config import TrainConfig, comparable, differences, from_dict
 from longtail.core.files import replacing, write_json
-from longtail.core.formats import FORMAT, format_of
-from longtail.core.lines import read_lines
+from longtail.core.formats import FORMAT, NewerFormat, format_of
 from longtail.core.provenance import provenance
-from longtail.core.reading import reading, require_small_archive
-from longtail.core.records import read_json
-from longtail.errors import UserError, whole_number
+from longtail.core.reading import read_text, reading, require_small_archive
+from longtail.core.records import as_typed, read_json
+from longtail.errors import UserError
 from longtail.extraction.run import Extractor
 from longtail.metrics.scores import evaluate_logits, evaluate_predictions
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import fit_outputs
 from longtail.recipes import with_authors_settings
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE, Run
+from longtail.runs.record import read_journal, scores_in
 from longtail.tasks.entries import Entry
 from longtail.training.loop import train
 from longtail.training.plan import Plan
@@ -98,15 +98,23 @@ class Cell:
     def read(self) -> Result | None:
         """The stored result, None if missing or incomplete; raises if it belongs to another comparison."""
         try:
-            stored: Result = read_json(self.file)  # type: ignore[assignment]
-            found = read_predictions(self.file.with_suffix(".npz"))
+            values = read_json(self.file)
+            if format_of(values, self.file) == 0:
+                return None
+            # Earlier ones were on softmax, and did not say where they come from.
+            values = {"stage_one": self.entry.stage_one.label, "origin": {}, **values}
+            stored: Result = as_typed(Result, values, self.file)
+            scores_in(stored["metrics"], self.file)
+            found = read_predictions(self.file.with_suffix(".npz"), len(stored["class_counts"]))
             stored["metrics"] |= confusion_of(*found, stored["class_counts"])
-            stored.setdefault("stage_one", self.entry.stage_one.label)  # earlier ones were on softmax
             known = stored["identity"]
             before, views = from_dict(known["config"]), known["views"]
+        except NewerFormat:
+            raise
         except (UserError, KeyError, TypeError):  # an incomplete result is computed again
             return None
-        if format_of(stored, self.file) == 0:  # type: ignore[arg-type]
+        entry = self.entry
+        if [stored[name] for name in ("method", "family", "seed")] != [entry.label, entry.family, self.seed]:
             return None
         own = self.identity()
         changed = differences(before, from_dict(own["config"]))
@@ -120,9 +128,9 @@ class Cell:
         """How many training images the run of a stage-one cell has seen: by its steps, or its last evaluation."""
         folder, found = self.run_folder, 0
         with suppress(OSError, ValueError):  # training has not started, or the file is being written
-            found = int((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
-        lines = read_lines(folder / METRICS_FILE)
-        return max(found, whole_number("images in a journal", lines[-1].get("images"))) if lines else found
+            found = int(read_text(folder / PROGRESS_FILE, "a number", most=100))
+        lines = read_journal(folder / METRICS_FILE)
+        return max(found, lines[-1].images) if lines else found
 
 
 def train_cell(cell: Cell) -> Run:
@@ -184,12 +192,18 @@ def _write_predictions(path: Path, logits: np.ndarray, outputs: Outputs) -> None
         np.savez_compressed(file, predictions=logits.argmax(1).astype(np.int32), labels=outputs.labels)
 
 
-def read_predictions(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_predictions(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true classes (N,) of a cell's test samples."""
     with reading(path, "a file of predictions"):
         require_small_archive(path)
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return file["predictions"], file["labels"]
+            found: tuple[np.ndarray, np.ndarray] = file["predictions"], file["labels"]
+        for numbers in found:
+            if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not 0 < len(numbers) == len(found[0]):
+                raise ValueError("it should hold two lists of class numbers, of equal length")
+            if numbers.min() < 0 or numbers.max() >= classes:
+                raise ValueError(f"a class number is outside 0..{classes - 1}")
+    return found
 
 
 def confusion_of(predictions: np.ndarray, labels: np.ndarray, class_counts: Sequence[int]) -> dict[str, Any]:

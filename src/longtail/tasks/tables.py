@@ -13,6 +13,7 @@ import numpy as np
 from longtail.core.files import write_json, write_text
 from longtail.core.formats import FORMAT
 from longtail.core.provenance import provenance
+from longtail.core.text import markdown_text, table_cell
 from longtail.errors import UserError
 from longtail.metrics.intervals import FEWEST_SEEDS, Interval, over_seeds, paired_difference
 from longtail.metrics.table import MAIN_SCORES, SCORES, Score
@@ -75,8 +76,13 @@ def summarise(results: Sequence[Result], cells: Path) -> list[Row]:
     _require_one_data_set(results)
     _require_one_network(results)
     correct: dict[str, dict[int, np.ndarray]] = {}
+    labels = np.zeros(0)
     for result in results:
-        predictions, labels = read_predictions(cells / f"{result['method']}-seed{result['seed']}.npz")
+        file = cells / f"{result['method']}-seed{result['seed']}.npz"
+        predictions, truth = read_predictions(file, len(result["class_counts"]))
+        if len(labels) and not np.array_equal(truth, labels):
+            raise UserError(f"{file} is of other test images than the cells before it; delete it, and run this again")
+        labels = truth
         correct.setdefault(result["method"], {})[result["seed"]] = predictions == labels
     rows = [_row([own for own in results if own["method"] == method], correct, labels) for method in correct]
     order = list(FAMILIES)
@@ -109,8 +115,12 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
         steps=first["steps"],
         images=first["images"],
         parameters=first["parameters"],
-        chosen={name: [result["chosen"][name] for result in own] for name in first["chosen"]},
+        chosen={name: [result["chosen"][name] for result in own] for name in first["chosen"] if _all_chose(own, name)},
     )
+
+
+def _all_chose(own: Sequence[Result], name: str) -> bool:
+    return all(name in result["chosen"] for result in own)
 
 
 def _over_seeds(values: list[float | None]) -> Interval | None:
@@ -161,7 +171,9 @@ def tidy_csv(results: Sequence[Result]) -> str:
     for result in results:
         for name in SCORES:
             value = result["metrics"].get(name)  # cells of earlier versions have fewer scores
-            writer.writerow([result["method"], result["family"], result["seed"], name, "" if value is None else value])
+            writer.writerow(
+                [table_cell(result["method"]), result["family"], result["seed"], name, "" if value is None else value]
+            )
     return text.getvalue()
 
 
@@ -206,7 +218,12 @@ def markdown(rows: list[Row], caption: str) -> str:
     columns = ["Method", *(score.heading for score in SCORES.values()), *REFERENCES.values()]
     columns += [VS_STAGE_ONE] if on_top else []
     columns += ["Steps", "Images seen", "Stage two"]
-    lines = [caption, "", "| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 2) + "---|"]
+    lines = [
+        markdown_text(caption),
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|---|" + "---:|" * (len(columns) - 2) + "---|",
+    ]
     best = {name: ranks(rows, score) for name, score in SCORES.items()}
     marks = {0: "**{}**", 1: "<u>{}</u>"}
     family = None
@@ -220,7 +237,8 @@ def markdown(rows: list[Row], caption: str) -> str:
         ]
         cells += [show_difference(row.against.get(reference)) for reference in REFERENCES]
         cells += [show_difference(row.against.get(row.stage_one))] if on_top else []
-        lines.append("| " + " | ".join([row.title, *cells, f"{row.steps:,}", f"{row.images:,}", _settings(row)]) + " |")
+        cells += [f"{row.steps:,}", f"{row.images:,}", _settings(row)]
+        lines.append("| " + " | ".join([markdown_text(row.title), *cells]) + " |")
     return "\n".join([*lines, "", *notes(rows), "", *_seed_values(rows)]) + "\n"
 
 
@@ -254,7 +272,7 @@ def _seed_values(rows: list[Row]) -> list[str]:
     for row in rows:
         values = ", ".join(balanced.show(value) for value in row.values["balanced"])
         others = [", ".join(f"{100 * value:+.1f}" for value in row.differences.get(name, ())) for name in REFERENCES]
-        lines.append(f"| {row.title} | {values} | {' | '.join(others)} |")
+        lines.append(f"| {markdown_text(row.title)} | {values} | {' | '.join(others)} |")
     return lines
 
 

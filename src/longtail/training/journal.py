@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ class Journal:
     def _tidy(self, step: int) -> None:
         """Remove metrics after the checkpoint: they will be written again."""
         if self.finished:
-            (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
+            self._remove_passing()
             return
         path = self.folder / METRICS_FILE
         lines = read_lines(path)
@@ -150,7 +151,8 @@ class Journal:
         now = time.monotonic()
         if self.world.is_main and now - self._last_tick >= TICK_SECONDS:
             self._last_tick = now
-            (self.folder / PROGRESS_FILE).write_text(f"{images:>20}\n", encoding="utf-8")
+            with suppress(OSError):  # a full disk stops a run where it would lose something
+                (self.folder / PROGRESS_FILE).write_text(f"{images:>20}\n", encoding="utf-8")
 
     def mean_loss(self) -> float:
         """Mean loss since the last record, over all processes; raises if it is not finite."""
@@ -197,9 +199,13 @@ class Journal:
         """Write the final weights; the checkpoint is no longer needed."""
         if self.world.is_main:
             write_model(self.folder / MODEL_FILE, state.model, {"step": state.step})
-            (self.folder / CHECKPOINT_FILE).unlink(missing_ok=True)
-            (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
+            self._remove_passing()
         self.world.barrier()
+
+    def _remove_passing(self) -> None:
+        """What only a run that is not finished needs."""
+        for name in (CHECKPOINT_FILE, PROGRESS_FILE):
+            (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the trackers; called at the end of training and after an interruption."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from longtail.core.files import write_text
+from longtail.core.reading import read_text, reading
 from longtail.errors import UserError, choose
 
 
@@ -64,7 +65,7 @@ class MlflowTracker:
     def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
         mlflow, known = self._mlflow, folder / "mlflow-run.txt"
         if known.is_file():
-            mlflow.start_run(run_id=known.read_text(encoding="utf-8").strip())
+            mlflow.start_run(run_id=read_text(known, "the name of a run of MLflow").strip())
             return
         write_text(known, mlflow.start_run(run_name=folder.name).info.run_id + "\n")
         mlflow.log_params({name: value for name, value in settings.items() if value is not None})
@@ -83,8 +84,9 @@ class CsvTracker:
         self._path = folder / "metrics.csv"
         self._rows: list[dict[str, Any]] = []
         if self._path.is_file():
-            with self._path.open(encoding="utf-8", newline="") as file:
-                self._rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+            with reading(self._path, "a table of ours"):
+                lines = read_text(self._path, "a table of ours").splitlines()
+                self._rows = [row for row in csv.DictReader(lines) if int(row["step"]) <= step]
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._rows.append({"step": step, **values})

@@ -12,6 +12,7 @@ import tyro
 
 from longtail.cli.parsing import Output, parse
 from longtail.core.machine import WORKERS
+from longtail.core.text import table_cell
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def _csv(found: Predicted, top: int) -> str:
     columns = range(1, len(best[0]) + 1)
     writer.writerow(["path", *(f"{name}_{place}" for place in columns for name in ("class", "probability"))])
     for path, classes in zip(found.sources, best, strict=True):
-        writer.writerow([path, *(cell for name, value in classes for cell in (name, f"{value:.6f}"))])
+        cells = (cell for name, value in classes for cell in (table_cell(name), f"{value:.6f}"))
+        writer.writerow([table_cell(path), *cells])
     return text.getvalue()
 
 
