@@ -124,21 +124,29 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         if validation is not None and validation.num_classes != data.num_classes:
             raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
         self.classes_, self.n_features_in_ = data.classes, data.num_classes
-        self._fit(data, validation)
+        try:
+            self._fit(data, validation)
+        except np.linalg.LinAlgError as error:
+            raise UserError(self._too_large(str(error))) from error
         self._require_finite()
         return self
 
     def _require_finite(self) -> None:
         """Numbers too large to compute with must not look like an answer."""
         fitted = {name: value for name, value in vars(self).items() if name.endswith("_")}
+        for name, head in fitted.get("heads_", {}).items():
+            fitted |= {f"weights of {name}": head.weight, f"bias of {name}": head.bias}
         for name, value in fitted.items():
             is_number = isinstance(value, np.ndarray | float) and np.asarray(value).dtype.kind == "f"
             # Minus infinity is the shift of a class that a target prior rules out.
-            if is_number and (np.isnan(value) | np.isposinf(value)).any():
-                raise UserError(
-                    f"the fit of {type(self).__name__} gave numbers that are not finite ({name}): logits, class counts "
-                    "or norms of the head are too large or too small to compute with"
-                )
+            if is_number and not (np.asarray(value) <= np.finfo(np.float32).max).all():
+                raise UserError(self._too_large(name))
+
+    def _too_large(self, what: str) -> str:
+        return (
+            f"the fit of {type(self).__name__} gave numbers that are not finite ({what}): logits, class counts "
+            "or norms of the head are too large or too small to compute with"
+        )
 
     def check_settings(self) -> None:
         """Refuse settings that cannot be, before anything is fitted."""
