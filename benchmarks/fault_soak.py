@@ -26,14 +26,14 @@ def resident_mb() -> float:
 
 
 def handles() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def slope(times: list[float], values: list[float]) -> tuple[float, float]:
     """Growth per hour by least squares, and its standard error."""
     hours = np.array(times) / 3600
-    (a, b), cov = np.polyfit(hours, values, 1, cov=True)
-    return float(a), float(np.sqrt(cov[0, 0]))
+    (growth, _), cov = np.polyfit(hours, values, 1, cov=True)
+    return float(growth), float(np.sqrt(cov[0, 0]))
 
 
 def main() -> None:
@@ -67,10 +67,8 @@ def main() -> None:
         {"measure": "memory at the end, MB", "value": f"{memory[-1]:.1f}"},
         {"measure": "growth of memory, MB per hour ± standard error", "value": f"{growth:+.2f} ± {error:.2f}"},
         {"measure": "growth of memory, kB per command", "value": f"{per_command:+.2f}"},
-        {
-            "measure": "file handles after the first third, and at the end",
-            "value": f"{opened[half]:.0f}, {opened[-1]:.0f}",
-        },
+        {"measure": "file handles after the first third", "value": f"{opened[half]:.0f}"},
+        {"measure": "file handles at the end", "value": f"{opened[-1]:.0f}"},
     ]
     record("soak", rows, NOTES)
     print(rows)

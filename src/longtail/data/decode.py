@@ -21,7 +21,7 @@ MOST_16_BIT = 65535
 
 
 # Pillow hands files of some other formats to programs: PostScript, whatever the file is called, to Ghostscript.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "MPO", "JPEG2000")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000")
 MOST_PIXELS = 100_000_000  # a picture takes a few bytes for each while it is decoded
 
 
