@@ -245,9 +245,7 @@ def _fold_scores(folds: list[Fold], features: LogitRows, world: World) -> Iterat
         passed += len(fold.held)
 
 
-def stack_heads(
-    data: FitData, features: Array, statistics: ClassStatistics, tolerance: float
-) -> dict[str, LinearHead]:
+def stack_heads(data: FitData, features: Array, statistics: ClassStatistics, tolerance: float) -> dict[str, LinearHead]:
     """LDA and the balanced head, centred over classes, on the scale of the model's own logits."""
     world = data.world
     balanced, _ = balanced_head(features, data.labels, statistics, world, tolerance=tolerance)

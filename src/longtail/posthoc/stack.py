@@ -140,7 +140,9 @@ class Stack:
             shares = log_shares.exp_().mul_(part.weights.unsqueeze(1))
             products = shares * part.scores
             expected = torch.cat([products.sum(2), self.vectors @ shares.T])  # (J, B), times the weights
-            truth = torch.cat([part.scores.gather(2, own.expand(count, -1, -1)).squeeze(2), self.vectors[:, part.labels]])
+            truth = torch.cat(
+                [part.scores.gather(2, own.expand(count, -1, -1)).squeeze(2), self.vectors[:, part.labels]]
+            )
             gradient += (expected - truth * part.weights).sum(1)
             hessian -= (expected / part.weights) @ expected.T
             hessian[:count, :count] += products.flatten(1) @ flat.T

@@ -26,7 +26,7 @@ from longtail.metrics.scores import Metrics, predictions_of, score_predictions
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.candidates import Trial
-from longtail.posthoc.heads import LinearHead
+from longtail.posthoc.linear import LinearHead
 from longtail.runs import own_files
 
 CALIBRATION_FILE = "calibration.json"

@@ -171,9 +171,8 @@ def tidy_csv(results: Sequence[Result]) -> str:
     for result in results:
         for name in SCORES:
             value = result["metrics"].get(name)  # cells of earlier versions have fewer scores
-            writer.writerow(
-                [table_cell(result["method"]), result["family"], result["seed"], name, "" if value is None else value]
-            )
+            shown = "" if value is None else value
+            writer.writerow([table_cell(result["method"]), result["family"], result["seed"], name, shown])
     return text.getvalue()
 
 
@@ -218,12 +217,8 @@ def markdown(rows: list[Row], caption: str) -> str:
     columns = ["Method", *(score.heading for score in SCORES.values()), *REFERENCES.values()]
     columns += [VS_STAGE_ONE] if on_top else []
     columns += ["Steps", "Images seen", "Stage two"]
-    lines = [
-        markdown_text(caption),
-        "",
-        "| " + " | ".join(columns) + " |",
-        "|---|" + "---:|" * (len(columns) - 2) + "---|",
-    ]
+    rule = "|---|" + "---:|" * (len(columns) - 2) + "---|"
+    lines = [markdown_text(caption), "", "| " + " | ".join(columns) + " |", rule]
     best = {name: ranks(rows, score) for name, score in SCORES.items()}
     marks = {0: "**{}**", 1: "<u>{}</u>"}
     family = None
