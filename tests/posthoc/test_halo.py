@@ -144,6 +144,24 @@ def test_without_unseen_samples_it_refuses_and_says_the_ways(golden_case):
         HALO().fit(train, validation=some)
 
 
+def test_rows_that_are_equal_by_chance_are_no_leak():
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [400, 100])
+    coarse = [np.round(2 * np.eye(2)[y] + rng.normal(size=(500, 2)), 0) for _ in range(2)]
+    halo = HALO().fit(coarse[0], y, validation=(coarse[1], y))
+    assert halo.held_out_ == "logits alone; 500 held-out samples"
+    with pytest.raises(UserError, match="500 of 500 held-out samples are training samples too"):
+        HALO().fit(coarse[0], y, validation=(coarse[0], y))
+
+
+def test_numbers_that_overflow_are_no_answer():
+    y = np.repeat([0, 1], [40, 10])
+    huge = 3e38 * (np.eye(2)[y] - 0.5).astype(np.float32)
+    noise = np.random.default_rng(0).normal(size=(50, 2))
+    halo = HALO().fit(noise, y, validation=(0.9 * huge, y))
+    assert np.isfinite(list(halo.numbers_.values())).all()
+
+
 def naive_numbers(names, scores, vectors, labels, weights):
     """The same fit by plain BFGS on the formula."""
     means = np.array([PRIORS[name].mean for name in names])
@@ -188,7 +206,7 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
     )
     halo = HALO().fit(train, validation=head_only)
     assert halo.missing_.tolist() == [6, 7, 8, 9, 10, 11]
-    assert halo.held_out_ == "a stack of heads; 69 held-out samples of 6 of 12 classes"
+    assert halo.held_out_ == "a stack of heads; 69 held-out samples, none of class 6, 7, 8, 9, 10 and 1 more"
     features = head_only.features
     eta = head_only.logits
     scores = [eta, *((features @ head.weight.T + head.bias) - eta for head in halo.heads_.values())]

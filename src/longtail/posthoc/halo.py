@@ -17,12 +17,14 @@ Our own method; the measurements stand in docs/results/halo.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -41,6 +43,7 @@ from longtail.posthoc.stack import Held, Stack, sample_weights
 from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
 
+NAMED = 5  # classes without held-out samples that are named
 REMEMBERED = 1 << 27  # scores of held-out samples, 1 GB; more are computed again in every pass
 NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
@@ -136,8 +139,11 @@ class HALO(PostHoc):
         return stack_heads(data, features, statistics, self.tolerance)
 
     def _describe(self, way: str, data: FitData) -> None:
-        present = data.num_classes - len(self.missing_)
-        self.held_out_ = way if present == data.num_classes else f"{way} of {present} of {data.num_classes} classes"
+        self.held_out_ = way
+        if len(self.missing_):
+            names = [data.class_names[c] for c in self.missing_[:NAMED]]
+            more = f" and {len(self.missing_) - NAMED} more" if len(self.missing_) > NAMED else ""
+            self.held_out_ = f"{way}, none of class {', '.join(names)}{more}"
 
     def _fit_numbers(self, scores: Scores, labels: np.ndarray, train: FitData) -> None:
         """The mixture, fitted on unseen samples; its softmax is over the classes that have any."""
@@ -162,6 +168,10 @@ class HALO(PostHoc):
         names = ["model", *self.heads_, *known]
         vectors = torch.from_numpy(np.stack(list(known.values()))[:, present])
         solution = Stack(names, held if kept is None else lambda: kept, vectors, train.world).solve()
+        if not np.isfinite(solution.x).all():
+            raise UserError("HALO's numbers are not finite: logits or features are too large to compute with")
+        if not solution.converged:
+            warnings.warn(f"HALO: not solved in {solution.evaluations} passes", ConvergenceWarning, stacklevel=2)
         self.numbers_ = dict(zip(names, solution.x.tolist(), strict=True))
         self.result_ = FitResult.of(solution)
 

