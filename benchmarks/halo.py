@@ -41,7 +41,7 @@ from longtail.posthoc.inputs import from_outputs
 from longtail.runs.folder import Run
 
 SHOWN = ("balanced", "natural", "nll", "ece")
-FULLY, BRIEFLY = 5_000, 500  # steps of Adam
+FULLY, BRIEFLY = 20_000, 500  # steps of Adam
 
 
 def fitted_methods(seen: Outputs, held: Outputs | None) -> Iterator[tuple[str, PostHoc | None]]:

