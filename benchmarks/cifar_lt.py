@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from common import HERE, RESULTS, cifar_root
+from common import HERE, RESULTS, cifar_root, how_sure, title_of
 
 from longtail import MARC, RECIPES, Run, evaluate_logits, margins
 from longtail.config import TrainConfig, describe
@@ -22,7 +22,6 @@ from longtail.core.files import write_text
 from longtail.core.progress import Display
 from longtail.core.provenance import provenance
 from longtail.extraction.run import Extractor
-from longtail.metrics.intervals import FEWEST_SEEDS
 from longtail.metrics.table import SCORES
 from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
@@ -108,17 +107,6 @@ def trend_rows(run: Run, root: str | None) -> list[list[str]]:
     return rows
 
 
-def how_sure(seeds: tuple[int, ...]) -> str:
-    listed = ", ".join(map(str, seeds))
-    if len(seeds) >= FEWEST_SEEDS:
-        return f"Mean ± 95 % interval over seeds {listed}; “vs Softmax” has the spread of seeds and test images in it."
-    count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
-    return (
-        f"{count} ({listed}): **no interval over seeds is known**. The intervals of “vs Softmax” are over test images "
-        "alone: they say how sure the difference is for this network, not for another training."
-    )
-
-
 def write_page(work: Work, recipe: str, out: Path) -> None:
     """The page of a data set: table, trends, pictures, and why it is not the paper's."""
     config, seeds, source = work.configs[recipe], work.seeds[recipe], work.out / recipe
@@ -132,10 +120,9 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
     pictures = replace(work, name=f"figures-{recipe}", item=drawn, configs={recipe: config}, seeds={recipe: seeds})
     copy_pictures(reproduce(pictures).parent, folder / "figures")
     seen = config.epochs * run.split_sizes["train"]
-    title = f"# {recipe.replace('cifar10-lt-', 'CIFAR-10-LT ').replace('cifar100-lt-', 'CIFAR-100-LT ')}, ResNet-32"
     names = ", ".join(f"`released:{recipe}-{config.backbone}-seed{seed}`" for seed in seeds)
     lines = [
-        title,
+        f"# {title_of(recipe)}, ResNet-32",
         "",
         *numbers_table(recipe, rows),
         "",

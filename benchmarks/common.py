@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from longtail.core.provenance import provenance
+from longtail.metrics.intervals import FEWEST_SEEDS
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "docs" / "results"
@@ -32,6 +33,25 @@ def cifar_root(name: str = "cifar10") -> Path:
     if not any(root.glob(f"{name[:5]}-{name[5:]}-*")):
         subprocess.run([sys.executable, shared_folder() / "data" / "unpack.py", name, root], check=True)
     return root
+
+
+def title_of(recipe: str) -> str:
+    """`cifar10-lt-100` as people write it: CIFAR-10-LT 100."""
+    return recipe.replace("cifar10-lt-", "CIFAR-10-LT ").replace("cifar100-lt-", "CIFAR-100-LT ")
+
+
+def how_sure(seeds: tuple[int, ...]) -> str:
+    """What is known of the spread over seeds, in words."""
+    listed = ", ".join(map(str, seeds))
+    if len(seeds) >= FEWEST_SEEDS:
+        return (
+            f"Mean ± 95 % interval over seeds {listed}; differences have the spread of seeds and test images in them."
+        )
+    count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    return (
+        f"{count} ({listed}): **no interval over seeds is known**. The intervals of differences are over test images "
+        "alone: they say how sure the difference is for this network, not for another training."
+    )
 
 
 def seconds(action: Callable[[], Any]) -> float:

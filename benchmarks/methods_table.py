@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
 from common import HERE, RESULTS
 
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
+from longtail.metrics.intervals import FEWEST_SEEDS
 from longtail.tasks.tables import FAMILIES
 
-SETS = {"digits-LT": "digits-lt", "CIFAR-10-LT 100": "cifar10-lt-100"}
+# Folder below docs/results → what its column is called.
+SETS = {
+    "digits-lt": "digits-LT",
+    "systems/cifar10-lt-100": "CIFAR-10-LT 100, ResNet-8",
+    "systems/cifar100-lt-100": "CIFAR-100-LT 100, ResNet-8",
+    "cifar10-lt-100/earlier": "CIFAR-10-LT 100, ResNet-32, 100 epochs",
+    "cifar10-lt-100": "CIFAR-10-LT 100, ResNet-32",
+    "cifar100-lt-100": "CIFAR-100-LT 100, ResNet-32",
+}
+REPLACED_BY = {"cifar10-lt-100/earlier": "cifar10-lt-100"}  # as soon as that has seeds enough
 START, END = "<!-- methods -->\n", "<!-- /methods -->"
 
 
-def results(name: str) -> tuple[dict[str, dict], int]:
-    """Rows of a comparison by method, and its number of seeds."""
-    path = RESULTS / name / "results.json"
+@dataclass(frozen=True)
+class Column:
+    """What was measured on one data set: its rows by method."""
+
+    title: str
+    folder: str
+    rows: dict[str, dict[str, Any]]
+    seeds: int
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title}, {self.seeds} seed{'s' * (self.seeds > 1)}"
+
+
+def columns() -> list[Column]:
+    found = {folder: column for folder, title in SETS.items() if (column := read(folder, title))}
+    replaced = [old for old, new in REPLACED_BY.items() if new in found and found[new].seeds >= FEWEST_SEEDS]
+    return [column for folder, column in found.items() if folder not in replaced]
+
+
+def read(folder: str, title: str) -> Column | None:
+    path = RESULTS / folder / "results.json"
     if not path.is_file():
-        return {}, 0
+        return None
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     seeds = rows[0]["seeds"]  # earlier tables hold their number alone
-    return {row["method"]: row for row in rows}, seeds if isinstance(seeds, int) else len(seeds)
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    return Column(title, folder, {row["method"]: row for row in rows}, count)
 
 
-def score(row: dict | None) -> str:
+def score(row: dict[str, Any] | None) -> str:
     """Balanced accuracy (few-shot or, where there is none, medium-shot)."""
     if row is None:
         return ""
@@ -31,26 +63,30 @@ def score(row: dict | None) -> str:
     return f"{100 * row['scores']['balanced']['value']:.1f} ({100 * tail['value']:.1f})"
 
 
+def short(paper: str) -> str:
+    """Authors and venue."""
+    parts = paper.split(", ")
+    return f"{parts[0]}, {parts[-1]}" if len(parts) > 2 else paper
+
+
 def main() -> None:
-    measured = {title: results(name) for title, name in SETS.items()}
-    headings = [f"{title}, {seeds} seed{'s' * (seeds > 1)}" for title, (_, seeds) in measured.items() if seeds]
-    columns = ["Method", "`--method`", "Paper", *headings]
-    lines = ["| " + " | ".join(columns) + " |", "|---|---|---|" + "---:|" * len(headings)]
+    measured = columns()
+    headings = ["Method", "`--method`", "From", *(column.heading for column in measured)]
+    lines = ["| " + " | ".join(headings) + " |", "|---|---|---|" + "---:|" * len(measured)]
     methods = {**TRAIN_METHODS, **POSTHOC_METHODS}
     for family, title in FAMILIES.items():
         own = {name: method for name, method in methods.items() if method.family == family}
-        lines += [f"| *{title}* |" + " |" * (len(columns) - 1)] if own else []
+        lines += [f"| *{title}* |" + " |" * (len(headings) - 1)] if own else []
         for name, method in own.items():
-            cells = [score(rows.get(name)) for rows, seeds in measured.values() if seeds]
-            lines.append("| " + " | ".join([method.title, f"`{name}`", method.paper, *cells]) + " |")
+            cells = [score(column.rows.get(name)) for column in measured]
+            lines.append("| " + " | ".join([method.title, f"`{name}`", short(method.paper), *cells]) + " |")
+    pages = ", ".join(f"[{column.title}](docs/results/{column.folder}/table.md)" for column in measured)
     lines += [
         "",
         "Balanced test accuracy in per cent (in brackets: few-shot classes; CIFAR-10-LT 100 has none, so medium-shot).",
+        f"Fewer than {FEWEST_SEEDS} seeds say nothing about another training. Intervals, variants and how it was made:",
+        f"{pages}. Everything beside the paper's numbers: [results](docs/results/README.md).",
     ]
-    lines += ["Defaults throughout; intervals, variants and how it was made: "]
-    lines[-1] += (
-        ", ".join(f"[{t}](docs/results/{SETS[t]}/table.md)" for t, (_, seeds) in measured.items() if seeds) + "."
-    )
     readme = HERE.parent / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, after = text[: text.index(START) + len(START)], text[text.index(END) :]

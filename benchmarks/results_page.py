@@ -1,0 +1,126 @@
+"""Write docs/results/README.md: everything that was measured on one page, beside the paper's numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, how_sure, title_of
+
+from longtail.core.files import write_text
+from longtail.metrics.table import SCORES
+from longtail.report.paper import CIFAR, ITEMS, NUMBERS
+from longtail.report.paper_tables import lines_of
+from longtail.tasks.tables import Interval, show_difference
+
+SYSTEMS = RESULTS / "systems"
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a comparison; none if it was not made."""
+    path = folder / "results.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+
+
+def seeds_of(rows: list[dict[str, Any]]) -> tuple[int, ...]:
+    return tuple(sorted({seed for row in rows for seed in row["seeds"]}))
+
+
+def in_paper(recipe: str, method: str) -> str:
+    numbers = NUMBERS[recipe].get("marc" if method.startswith("marc") else method)
+    return f"{numbers[0]:.1f}" if numbers else "–"
+
+
+def boundary() -> list[str]:
+    """Top-1 of every decision-boundary method on every data set, beside the paper's."""
+    known = {recipe: rows for recipe in CIFAR if (rows := rows_of(RESULTS / recipe))}
+    methods = {row["method"]: row["title"] for rows in known.values() for row in rows}
+    columns = ["Method"]
+    for recipe in known:
+        columns += [f"[{title_of(recipe)}]({recipe}/README.md)", "paper"]
+    lines = []
+    for method, title in methods.items():
+        cells = [title]
+        for recipe, rows in known.items():
+            found = next((row for row in rows if row["method"] == method), None)
+            value = found and found["scores"]["top1"]["value"]
+            cells += [SCORES["top1"].show(value) if value else "", in_paper(recipe, method)]
+        lines.append(cells)
+    seeds = [f"{title_of(recipe)}: {how_sure(seeds_of(rows))}" for recipe, rows in known.items()]
+    missing = [title_of(recipe) for recipe in CIFAR if recipe not in known]
+    return [
+        "## Decision boundary: one network, every method",
+        "",
+        "ResNet-32, AutoAugment and Cutout. All methods of a column calibrate the same released networks; top-1 on the "
+        "balanced test images, per cent. NLL, ECE, many, medium, few: on the pages in the heading, which also say why "
+        "the numbers differ from the paper's.",
+        "",
+        *lines_of(columns, lines),
+        "",
+        *(f"- {line}" for line in seeds),
+        *([f"- Not measured yet: {', '.join(missing)}."] if missing else []),
+    ]
+
+
+def systems() -> list[str]:
+    """Stage-one methods alone and with MARC and HALO on top."""
+    lines = [
+        "## Every system at one budget",
+        "",
+        "Does calibration still help after a method that is balanced already?",
+        "",
+    ]
+    for folder in sorted(SYSTEMS.glob("*/results.json")):
+        recipe = folder.parent.name
+        rows = {row["method"]: row for row in rows_of(folder.parent)}
+        trained = [name for name, row in rows.items() if row["stage_one"] == name]
+        table = []
+        for name in trained:
+            cells = [rows[name]["title"], SCORES["balanced"].show(rows[name]["scores"]["balanced"]["value"])]
+            for top in ("marc", "halo"):
+                row = rows.get(top if name == "softmax" else f"{name}+{top}")
+                cells.append(show_difference(Interval(**row["against"][name])) if row else "")
+            table.append(cells)
+        heading = f"[{title_of(recipe)}, ResNet-8](systems/{recipe}/README.md)"
+        lines += [
+            *lines_of([heading, "alone", "+ MARC", "+ HALO"], table),
+            "",
+            how_sure(seeds_of(list(rows.values()))),
+            "",
+        ]
+    return lines
+
+
+def analyses() -> list[str]:
+    """The paper's analyses, by name."""
+    found = [name for name in ITEMS if (RESULTS / "analyses" / name / "README.md").is_file()]
+    rows = [f"- [{ITEMS[name].where}: {ITEMS[name].what}](analyses/{name}/README.md)" for name in found]
+    return ["## The paper's analyses on these networks", "", *rows] if rows else []
+
+
+def others() -> list[str]:
+    """Every further page, by its own heading."""
+    pages = [*RESULTS.glob("*.md"), *RESULTS.glob("*/README.md"), *RESULTS.glob("*/earlier/README.md")]
+    shown = {RESULTS / "README.md", *(RESULTS / recipe / "README.md" for recipe in CIFAR)}
+    lines = ["## Further measurements", "", "- [Every method on long-tailed digits](digits-lt/table.md)"]
+    for path in sorted(set(pages) - shown):
+        first = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        lines.append(f"- [{first}]({path.relative_to(RESULTS)})")
+    return lines
+
+
+def main() -> None:
+    head = [
+        "# Results",
+        "",
+        "Every number was written by a program of this repository; its page names command, commit, seeds and machine. "
+        "Settings are chosen on validation images cut from the training images, never on test. This page is written by "
+        "`benchmarks/results_page.py`.",
+    ]
+    parts = [head, boundary(), systems(), analyses(), others()]
+    write_text(RESULTS / "README.md", "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n")
+
+
+if __name__ == "__main__":
+    main()
