@@ -227,7 +227,7 @@ def test_tables_of_hugging_face():
     fine = Table.from_dict({"coarse_label": [0] * 8, "fine_label": LABELS})
     assert counts(fine) == COUNTS
     assert counts(fine["coarse_label"]) == [8]
-    with pytest.raises(UserError, match=r"a dictionary of train, test is no data set; pass one of its entries"):
+    with pytest.raises(UserError, match=r"a dictionary of train, test is not a data set; pass one of its entries"):
         longtail.class_counts(table.train_test_split(0.25))
     with pytest.raises(UserError, match=r"labels are str \('a'\), not class numbers; number the classes from 0 on"):
         longtail.class_counts(Table.from_dict({"label": ["a", "b"]}))
@@ -281,7 +281,7 @@ def test_random_numbers_of_the_caller_stay_as_they_were():
         ([[1, 2], [0]], "different numbers of labels|sample"),
         (np.array([[1, 2], [0, 1]]), ": several numbers per sample"),
         (torch.tensor(3), r"not int64 of shape \(\)"),
-        (Pictures([0, 1, -1]), "sample 2 has the label -1, but classes are numbered from 0 on; leave samples without"),
+        (Pictures([0, 1, -1]), "sample 2 has the label -1, but classes are numbered from 0 on; leave out samples"),
         (Pictures([]), "there are no samples to count"),
         ([], "there are no samples to count"),
         (Stream([]), "there are no samples to count"),

@@ -95,7 +95,7 @@ def test_a_csv_goes_wherever_a_list_file_goes(photos):
 
 def test_missing_images_are_named(photos):
     images = read_csv(written(photos, "c.png,0\nnowhere.png,1\n"), photos)
-    with pytest.raises(UserError, match=r"nowhere.png is missing .leave it out with --skip-broken"):
+    with pytest.raises(UserError, match=r"nowhere.png is missing .--skip-broken skips"):
         list(load(images, CLEAN, in_order(2, 4)))
     skipping = read_csv(photos / "train.csv", photos, skip_broken=True)
     (batch,) = load(skipping, CLEAN, in_order(2, 4))

@@ -142,7 +142,7 @@ def test_broken_images_are_named_at_the_start_or_skipped(photos, names):
     transform = transform_of(*names)
     (photos / "ant" / "07.png").write_bytes(b"no picture")
     for workers in (0, 2):
-        with pytest.raises(UserError, match=r"07.png cannot be read: it is no image .*--skip-broken") as error:
+        with pytest.raises(UserError, match=r"07.png cannot be read: it is not an image .*--skip-broken") as error:
             resident(read_folder(photos), transform, CPU, cache_gb=1, workers=workers)
         assert "Traceback" not in str(error.value)
     assert files(photos) == []  # nothing half-written stays

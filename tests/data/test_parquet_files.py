@@ -110,7 +110,7 @@ def test_broken_images_are_named_by_file_and_row_or_skipped(birds):
     write(path, [encoded(1), b"not a picture", encoded(2)], [1, 2, 0], row_group_size=2)
     first = birds / "train-00000-of-00002.parquet"
     write(first, [encoded(1)] * 5, [0, 0, 0, 1, 0])
-    with pytest.raises(UserError, match=r"train-00001-of-00002.parquet/row 1 cannot be read: it is no image"):
+    with pytest.raises(UserError, match=r"train-00001-of-00002.parquet/row 1 cannot be read: it is not an image"):
         pixels_of(read_parquet([first, path]))
     _, labels = pixels_of(read_parquet([first, path], skip_broken=True))
     assert labels.tolist() == [0, 0, 0, 1, 0, 1, 0]

@@ -1,8 +1,7 @@
 """Augmentation of whole batches, and the transform that ends in normalised floats.
 
-Random numbers are a pure function of the seed and of the number of the draw in the sampler's
-stream, so an image is augmented the same way whatever the batch, the worker process or the
-number of processes it is read in.
+Random numbers are a pure function of the seed and of the draw's number in the sampler's stream. So an image is
+augmented in the same way for any batch size, worker process or number of processes.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class VerticalFlip:
-    """Mirror half of the images top to bottom: for images without an upper side, as from above or a microscope."""
+    """Mirror half of the images top to bottom: for images without a natural top, such as aerial images."""
 
     columns = 1
 
@@ -68,7 +67,7 @@ class VerticalFlip:
 
 @dataclass(frozen=True)
 class Rotate:
-    """Turn by up to 15 degrees either way; the corners become black."""
+    """Rotate by up to 15 degrees either way; the corners become black."""
 
     degrees: float = 15.0
     columns = 1
@@ -79,7 +78,7 @@ class Rotate:
 
 @dataclass(frozen=True)
 class QuarterTurn:
-    """Turn by 0, 90, 180 or 270 degrees: with vertical-flip, for images without an upper side."""
+    """Rotate by 0, 90, 180 or 270 degrees: for images without a natural top."""
 
     columns = 1
 
@@ -134,7 +133,7 @@ AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
     "autoaugment": AutoAugment,
     "jitter": ColorJitter,
 }
-# Decides how a picture from a file gets its size, so it is none of the batched ones.
+# Determines how an image from a file gets its size, so it is not one of the batched augmentations.
 RESIZED_CROP = "resized-crop"
 AUGMENTATION_NAMES = (*AUGMENTATIONS, RESIZED_CROP)
 
@@ -146,9 +145,9 @@ class Transform:
     Args:
         augmentations: applied in this order.
         mean: per-channel mean of the pixels scaled to 0..1.
-        std: per-channel standard deviation of the same.
-        decode: how pictures read from files get their size.
-        seed: with the number of the draw, decides every random number.
+        std: per-channel standard deviation of the pixels scaled to 0..1.
+        decode: how images read from files get their size.
+        seed: with the number of the draw, determines every random number.
     """
 
     augmentations: tuple[Augmentation, ...]
@@ -187,7 +186,7 @@ class Transform:
 def training_transform(
     names: Sequence[str], mean: Sequence[float], std: Sequence[float], *, image_size: int | None, seed: int
 ) -> Transform:
-    """The named augmentations; `resized-crop` decides how pictures from files get their size."""
+    """The named augmentations; `resized-crop` determines how images from files get their size."""
     for name in names:
         choose("augmentation", name, AUGMENTATION_NAMES)
     chosen = tuple(AUGMENTATIONS[name]() for name in names if name in AUGMENTATIONS)
@@ -200,7 +199,7 @@ def training_transform(
 def clean_transform(
     names: Sequence[str], mean: Sequence[float], std: Sequence[float], *, image_size: int | None
 ) -> Transform:
-    """No augmentation: what belongs, at test, to training with the named augmentations."""
+    """No augmentation: the transform at test time for a network trained with the named augmentations."""
     decode: Decode | None = None
     if image_size:
         decode = ResizeCenterCrop(image_size) if RESIZED_CROP in names else Resize(image_size)

@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100 from the two layouts people have on disk.
+"""CIFAR-10 and CIFAR-100 in either of their two published layouts.
 
-The python layout is pickle, which can run any code when it is read: `plain_pickle` reads it without.
+The python layout is a pickle, which can run any code when it is loaded; `plain_pickle` reads it without running code.
 
 Data: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
@@ -24,7 +24,7 @@ ROW = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one version of the data set keeps what."""
+    """File names and keys of one layout of the data set."""
 
     folder: str
     train: tuple[str, ...]

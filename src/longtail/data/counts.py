@@ -1,7 +1,7 @@
-"""How many samples of each class a data set has, whoever wrote it.
+"""How many samples of each class a data set has, for data sets of any library.
 
-Labels that a data set holds ready are counted without reading its images. They are compared with
-those of three samples first: what counts is what training will see.
+If a data set has a list of labels, they are counted without reading its images. The list is first compared with
+the labels of three samples, because training uses those.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from longtail.errors import UserError, whole_number
 
 
 def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:
-    """Samples per class, (K,) int64: what the losses are made with.
+    """Samples per class, (K,) int64: the `class_counts` of the losses.
 
     Args:
         dataset: a data set of torch, torchvision, timm, Hugging Face or this library, also as a `Subset` or
-            `ConcatDataset`; its loader (the data set is counted, whatever the sampler draws); batches
-            (inputs, labels); or the labels themselves. Where labels are not held ready, samples are read.
-        num_classes: K, where the data set does not know it and its last classes may have no sample.
+            `ConcatDataset`; its loader (the data set is counted, not what the sampler draws); batches
+            (inputs, labels); or the labels themselves. Without a list of labels, all samples are read.
+        num_classes: K; needed if the data set does not know it and the last classes may have no sample.
 
     >>> class_counts([0, 0, 2, 0, 1])
     tensor([3, 1, 1])
@@ -44,8 +44,8 @@ def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:
     if labels.min() < 0:
         place = int(labels.argmin())
         raise UserError(
-            f"sample {place} has the label {labels[place]}, but classes are numbered from 0 on; leave samples "
-            "without a class out, as with torch.utils.data.Subset"
+            f"sample {place} has the label {labels[place]}, but classes are numbered from 0 on; leave out samples "
+            "without a class, for example with torch.utils.data.Subset"
         )
     found, wanted = int(labels.max()) + 1, num_classes or known
     if wanted is not None and wanted < found:
@@ -55,9 +55,9 @@ def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:
 
 
 def dataset_labels(dataset: Any, *, unchanged: bool = False) -> np.ndarray | None:
-    """(N,) class numbers of a data set that holds them ready, without reading its samples; None for others.
+    """(N,) class numbers from the data set's list of labels, without reading samples; None if it has no list.
 
-    With `unchanged` those of a data set that changes its labels afterwards (`target_transform`) are not known either.
+    With `unchanged`, None also for a data set that changes its labels afterwards (`target_transform`).
     """
     if isinstance(dataset, Subset):
         inner = dataset_labels(dataset.dataset, unchanged=unchanged)
@@ -74,7 +74,7 @@ def dataset_labels(dataset: Any, *, unchanged: bool = False) -> np.ndarray | Non
             labels = as_class_numbers(
                 values if change is None else [change(value) for value in as_array(values).tolist()]
             )
-        except UserError:  # the samples may have another thing for a label
+        except UserError:  # the samples may have a different kind of label
             continue
         if len(labels) == len(dataset):
             return labels
@@ -82,7 +82,7 @@ def dataset_labels(dataset: Any, *, unchanged: bool = False) -> np.ndarray | Non
 
 
 def _label_columns(dataset: Any) -> Iterator[Any]:
-    """What data sets call their labels."""
+    """The attributes in which data sets keep their labels."""
     if isinstance(dataset, TensorDataset):
         yield from dataset.tensors[1:2]
         return
@@ -98,7 +98,7 @@ def _label_columns(dataset: Any) -> Iterator[Any]:
 
 
 def _without_loader(dataset: Any) -> Any:
-    """The data set of a loader, unless it can only be read through it; the training images of splits."""
+    """The data set of a loader, unless it can only be iterated; the training images of `Splits`."""
     if isinstance(dataset, Splits):
         return dataset.train
     inner = getattr(dataset, "dataset", None)
@@ -113,7 +113,7 @@ def _labels_and_classes(source: Any) -> tuple[np.ndarray, int | None]:
     if isinstance(source, Images):
         return source.labels.cpu().numpy(), source.num_classes
     if isinstance(source, Mapping):
-        raise UserError(f"a dictionary of {', '.join(map(str, source))} is no data set; pass one of its entries")
+        raise UserError(f"a dictionary of {', '.join(map(str, source))} is not a data set; pass one of its entries")
     with random_state_kept():
         if _are_labels(source):
             return as_class_numbers(source if isinstance(source, Tensor | np.ndarray) else list(source)), None
@@ -135,7 +135,7 @@ def _are_labels(source: Any) -> bool:
 
 
 def _has_places(source: Any) -> bool:
-    """Whether samples can be read by their place, `source[place]`."""
+    """Whether samples can be read by index, `source[place]`."""
     return isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
 
@@ -190,7 +190,7 @@ def _split(item: Any) -> tuple[set[int], Any]:
 
 
 def _known_classes(dataset: Any) -> int | None:
-    """How many classes a data set says that it has, unless it changes the labels afterwards."""
+    """The number of class names of a data set; None if it changes the labels afterwards."""
     if isinstance(dataset, Subset):
         return _known_classes(dataset.dataset)
     if isinstance(dataset, ConcatDataset):

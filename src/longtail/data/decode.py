@@ -1,4 +1,4 @@
-"""How a picture of any kind and size becomes one of three colours and fixed size, with Pillow.
+"""Converts an image of any mode and size to RGB and a fixed size, with Pillow.
 
 Paper: Szegedy et al., Going Deeper with Convolutions, CVPR 2015 (random resized crop).
 """
@@ -37,20 +37,20 @@ def opened_picture(source: Path | BytesIO) -> Iterator[Image.Image]:
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """A picture of any kind as people see it: turned upright, 16 bits scaled to 8, three colours.
+    """An image of any mode as RGB: rotated as its EXIF data say, 16 bits scaled to 8 bits.
 
-    What is transparent keeps the colour that the file gives it.
+    Transparent pixels keep the colour stored in the file.
     """
     upright = ImageOps.exif_transpose(picture)
     if upright.mode == "F":
-        raise ValueError("its pixels are fractions, whose scale is not known")
+        raise ValueError("its pixels are floating-point numbers of unknown scale")
     if upright.mode.startswith("I"):
-        # Pillow would cut at 255, which makes nearly every picture of 16 bits white.
+        # Pillow clips at 255, which makes nearly every 16-bit image white.
         numbers = np.asarray(upright)
         if numbers.min() < 0 or numbers.max() > MOST_16_BIT:
             raise ValueError("it has more than 16 bits per pixel")
         upright = Image.fromarray((numbers // 257).astype(np.uint8))
-    # Through RGBA, because Pillow reads the transparency of a palette no other way.
+    # Through RGBA, because Pillow reads the transparency of a palette only in this way.
     return upright.convert("RGBA").convert("RGB") if upright.mode in ("P", "PA") else upright.convert("RGB")
 
 
@@ -58,7 +58,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 class RandomResizedCrop:
     """A random window of 8–100 % of the area and aspect ratio 3/4–4/3, resized to a square.
 
-    The window is cut off where it would leave the picture, so every draw gives one.
+    The window is clipped at the border of the image, so every draw is valid.
     """
 
     size: int
@@ -95,7 +95,7 @@ class ResizeCenterCrop:
 
 @dataclass(frozen=True)
 class Resize:
-    """The whole picture, resized to a square; one that has the size already is left as it is."""
+    """Resize the whole image to a square; an image that already has this size is not changed."""
 
     size: int
     columns = 0

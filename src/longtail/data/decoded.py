@@ -1,8 +1,8 @@
 """Images decoded once: their pixels in one file of the cache folder, mapped into memory.
 
-The file holds what the decoder gives before anything random happens to it: the resized image, or the
-whole picture where a random window is cut from it. So training sees the same pixels with or without it.
-It is found again by the place, size and times of every image file, and by what decodes them.
+The file holds the images before any random operation: the resized image, or the whole image if a random window is
+cut from it. So training sees the same pixels with or without the file. It is identified by path, size and times of
+every image file, and by the decoder.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from longtail.data.images import Decode, DecodedImages, Images, as_array
 from longtail.data.worker_processes import in_order_of
 from longtail.errors import UserError
 
-FORMAT = 1  # of the file; to be raised when images are decoded otherwise
-KEPT_BYTES = 20 << 30  # of all such files; the least recently used go first
+FORMAT = 1  # of the file; to be increased when decoding changes
+KEPT_BYTES = 20 << 30  # of all such files; the least recently used are removed first
 TOGETHER = 32  # images that a worker process decodes at a time
 NOTHING = np.zeros(0)  # no random numbers
 
@@ -42,10 +42,10 @@ class StoredImages(Images):
     """Images whose decoded pixels are in a file.
 
     Args:
-        origin: where they come from.
-        file: with their pixels.
-        rows: (N,) where in the file they stand.
-        finished: whether the pixels have their size already; if not, whole pictures are stored.
+        origin: the images that were decoded.
+        file: file with the pixels.
+        rows: (N,) row of each image in the file.
+        finished: whether the stored pixels have their final size; if not, whole images are stored.
     """
 
     origin: DecodedImages = field(repr=False)
@@ -91,9 +91,9 @@ def _open(file: Path) -> dict[str, np.ndarray]:
 def decoded_once(
     images: Images, decode: Decode | None, *, most_bytes: float, workers: int = 0, display: Display = QUIET
 ) -> Images:
-    """The same images read from the cache folder, where they are decoded now if they take at most `most_bytes`.
+    """The same images, read from the cache folder; they are decoded now if they take at most `most_bytes`.
 
-    Images in memory, and images that do not fit, are returned as they are.
+    Images in memory, and images that do not fit, are returned unchanged.
     """
     if not isinstance(images, DecodedImages) or decode is None or most_bytes <= 0:
         return images
@@ -111,8 +111,8 @@ def decoded_once(
         file = _file_of(origin, how)
         file.touch()
         _forget_oldest(file)
-    except OSError as error:  # a cache folder that cannot be written to is no reason not to train
-        display.line(f"decoded images are not kept: {error.filename}: {error.strerror}")
+    except OSError as error:  # training also works without a cache folder
+        display.line(f"decoded images are not stored: {error.filename}: {error.strerror}")
         return images
     _require_readable(origin, file)
     rows = images.rows if origin is whole and images.rows is not None else np.arange(len(images))
@@ -136,7 +136,7 @@ def _make(
     workers: int,
     display: Display,
 ) -> bool:
-    """Write the file, unless the images are too many; whether it is there now."""
+    """Write the file, unless the images take too much space; returns whether it exists now."""
     total = len(images) * decode.size**2 * 3
     if total <= most_bytes and how is None:  # stored pictures are seldom smaller than what is cut from them
         total = int(_header_sizes(images).prod(1).sum()) * 3
@@ -157,7 +157,7 @@ def _file_of(images: DecodedImages, decode: Decode | None) -> Path:
 
 
 def _header_sizes(images: DecodedImages) -> np.ndarray:
-    """(N, 2) what the images' headers say; 0 where they cannot be read."""
+    """(N, 2) sizes from the images' headers; 0 if a header cannot be read."""
     return np.array([images.header(index)[:2] for index in range(len(images))], dtype=np.int64)
 
 
@@ -208,14 +208,14 @@ def _write(
                 if pixels is not None:
                     arrays["heights"][row], arrays["widths"][row] = pixels.shape[:2]
                     arrays["pixels"][start : start + pixels.size] = pixels.reshape(-1)
-                # Images of one size stand at equal distances, broken ones too, so that a batch is one step.
+                # Images of one size, also broken ones, have equal distances, so that a batch is read in one operation.
                 start += decode.size**2 * 3 if decode else (0 if pixels is None else pixels.size)
                 row += 1
             task.advance(len(piece))
 
 
 def _require_readable(images: DecodedImages, file: Path) -> None:
-    """Where broken images were skipped when the file was written, another run may not want that."""
+    """Refuse a file that was written with broken images skipped, if this run must not skip them."""
     broken = np.flatnonzero(_open(file)["heights"] == 0)
     if len(broken) and not images.skip_broken:
         images.open(int(broken[0]))

@@ -1,4 +1,4 @@
-"""Fetching CIFAR from its page: checked, with a progress bar, resumed where a transfer broke."""
+"""Downloads CIFAR: verified by MD5 sum, with a progress bar, resumed after a broken transfer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_BYTES = 1 << 30  # of an archive, packed or not: CIFAR has 187 MB
 
 @dataclass(frozen=True)
 class Archive:
-    """A file on the net and the MD5 sum its page states."""
+    """A URL and its published MD5 sum."""
 
     url: str
     md5: str
@@ -40,7 +40,7 @@ ARCHIVES = {
 
 
 def download_cifar(name: str, root: str | None, display: Display) -> Path:
-    """Bring a CIFAR data set below `root` unless it is there; returns the folder."""
+    """Download a CIFAR data set to `root` unless it is there; returns the folder."""
     if name not in ARCHIVES:
         raise UserError(f"--download knows {' and '.join(ARCHIVES)}, not {name!r}")
     folder = Path(root).expanduser() if root else cache_folder()
@@ -57,7 +57,7 @@ def download_cifar(name: str, root: str | None, display: Display) -> Path:
 
 
 def unpack(packed: Path, folder: Path) -> None:
-    """Unpack beside the target and move into place, so that a broken unpacking leaves nothing half there."""
+    """Unpack to a temporary folder and rename it, so that an interrupted unpacking leaves no partial folder."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         with reading(packed, "an archive of images"), tarfile.open(packed) as archive:
             unpacked = sum(item.size for item in archive)
@@ -72,7 +72,7 @@ def unpack(packed: Path, folder: Path) -> None:
 
 
 def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.0) -> None:
-    """Download `url` to `path`; a broken transfer goes on where it stopped, also in a later call."""
+    """Download `url` to `path`; a broken transfer is resumed, also in a later call."""
     if path.is_file() and _md5(path) == md5:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.
 
 
 def _transfer(url: str, part: Path, display: Display) -> None:
-    """One attempt: ask for what is missing and append it."""
+    """One attempt: request the missing bytes and append them."""
     done = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:

@@ -1,4 +1,4 @@
-"""What files are called: images, tables of images, and the splits of a data set."""
+"""File names of images, of tables of images, and of the splits of a data set."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SPLITS = tuple(SPLIT_NAMES)
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is called like an image; hidden files are none."""
+    """Whether a file has the suffix of an image and is not hidden."""
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is called like a table of images."""
+    """Whether a file has the suffix of a table of images."""
     return path.suffix.lower() in DELIMITERS
 
 
 def split_of(name: str) -> str | None:
-    """The split that a name means, in small or capital letters.
+    """The split that a name means, in lower or upper case.
 
     >>> split_of("Training"), split_of("val"), split_of("cats")
     ('train', 'validation', None)
@@ -38,7 +38,7 @@ def split_of(name: str) -> str | None:
 
 
 def one_each(found: Iterable[tuple[str, Path]], where: Path) -> dict[str, Path]:
-    """Split → path; two paths of one split are an error, because one of them would be left out in silence."""
+    """Split → path; two paths of one split are an error, because one of them would be ignored silently."""
     paths: dict[str, Path] = {}
     for split, path in found:
         if split in paths:

@@ -25,17 +25,17 @@ from longtail.core.reading import reason
 from longtail.data.decode import as_rgb, opened_picture
 from longtail.errors import UserError
 
-SKIP = "(leave it out with --skip-broken)"
+SKIP = "(--skip-broken skips such images)"
 
 
 class Decode(Protocol):
-    """Turns one decoded picture into a fixed size, from `columns` random numbers."""
+    """Resizes one decoded image to a fixed size, using `columns` random numbers."""
 
     columns: int
 
     @property
     def size(self) -> int:
-        """Side of the square that comes out."""
+        """Side of the resulting square."""
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image: ...
 
@@ -83,7 +83,7 @@ class Images(ABC):
 
     @abstractmethod
     def _samples(self) -> bytes:
-        """What tells the samples apart: their content, or where they lie and how large they are."""
+        """What identifies the samples: their content, or their paths and sizes."""
 
     def subset(self, indices: np.ndarray) -> Self:
         """The images at `indices`, in that order."""
@@ -91,7 +91,7 @@ class Images(ABC):
 
     @abstractmethod
     def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Pixels (B, C, H, W) uint8 and which positions of `indices` they belong to."""
+        """Pixels (B, C, H, W) uint8, and the position in `indices` of each image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,9 @@ class DecodedImages(Images):
     """Images decoded from their compressed form when they are needed.
 
     Args:
-        skip_broken: leave out an image that cannot be read instead of stopping.
-        whole: the set that this one was cut from.
-        rows: (N,) where in that set the images stand.
+        skip_broken: skip images that cannot be read instead of stopping.
+        whole: the set that this one is a subset of.
+        rows: (N,) row of each image in that set.
     """
 
     skip_broken: bool = False
@@ -136,7 +136,7 @@ class DecodedImages(Images):
         return replace(self, labels=labels, whole=self.whole or self, rows=rows, **own)
 
     def on_its_own(self) -> Self:
-        """The same images as a set that was cut from no other."""
+        """The same images as a set that is not a subset of another."""
         return replace(self, whole=None, rows=None)
 
     @property
@@ -146,7 +146,7 @@ class DecodedImages(Images):
 
     @abstractmethod
     def state(self) -> bytes:
-        """Where the images lie and when they were changed: other bytes once a file has other content."""
+        """Paths and modification times of the images: different bytes once a file has different content."""
 
     @abstractmethod
     def source(self, index: int) -> Path | BytesIO:
@@ -154,7 +154,7 @@ class DecodedImages(Images):
 
     @abstractmethod
     def path(self, index: int) -> Path:
-        """What errors call the image."""
+        """The name of the image in error messages."""
 
     def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         if decode is None:
@@ -174,7 +174,7 @@ class DecodedImages(Images):
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2), np.array(kept)
 
     def header(self, index: int) -> tuple[int, int, str]:
-        """Width, height and mode by the image's header alone; zeros where it cannot be read."""
+        """Width, height and mode from the image's header; zeros if it cannot be read."""
         try:
             with opened_picture(self.source(index)) as picture:
                 return *picture.size, picture.mode
@@ -189,14 +189,14 @@ class DecodedImages(Images):
         except FileNotFoundError as error:
             raise UserError(f"image {self.path(index)} is missing {SKIP}") from error
         except UnidentifiedImageError as error:
-            raise UserError(f"image {self.path(index)} cannot be read: it is no image {SKIP}") from error
+            raise UserError(f"image {self.path(index)} cannot be read: it is not an image {SKIP}") from error
         except Exception as error:  # the ways in which a damaged image can fail cannot be listed
             raise UserError(f"image {self.path(index)} cannot be read: {reason(error)} {SKIP}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileImages(DecodedImages):
-    """Images in files of their own.
+    """Images in one file each.
 
     Args:
         root: the folder the paths are relative to.
@@ -213,7 +213,7 @@ class FileImages(DecodedImages):
     def source(self, index: int) -> Path:
         path = self.path(index)
         if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError("it is not a file")  # opening a pipe would wait for ever
+            raise OSError("it is not a file")  # opening a pipe would block
         return path
 
     def _samples(self) -> bytes:
@@ -224,7 +224,7 @@ class FileImages(DecodedImages):
 
 
 def file_state(path: Path) -> tuple[str, int, int, int]:
-    """A file's place, size and times; the time of its last change of any kind cannot be set back."""
+    """Path, size and times of a file; the time of its last change of any kind (ctime) cannot be set by users."""
     try:
         known = path.stat()
     except (OSError, ValueError):
@@ -233,7 +233,7 @@ def file_state(path: Path) -> tuple[str, int, int, int]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, -1 if it is missing: reading it will say so."""
+    """Size of a file in bytes, -1 if it is missing; reading it raises the error."""
     try:
         return path.stat().st_size
     except (OSError, ValueError):  # a path with a NUL is the latter

@@ -1,4 +1,4 @@
-"""Long-tailed class counts, and the images that are kept to reach them.
+"""Long-tailed class counts, and the selection of images that gives them.
 
 Exponential: `n_j = floor(n_max * (1 / factor) ** (j / (K - 1)))`. Step: the first half of the
 classes keeps `n_max`, the rest `floor(n_max / factor)`. The factor is `n_max / n_min`.
@@ -57,8 +57,8 @@ def validation_indices(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut a stratified validation split: (training indices, validation indices), both sorted.
 
-    Each class gives `round(fraction * n)` images, at least one if it has two, and keeps at least one; with
-    `only_head` the larger half of the classes does, and no image of the others is spared.
+    Of each class `round(fraction * n)` images are held out, at least one if the class has two, and at least one
+    stays. With `only_head` this applies to the larger half of the classes; the others keep all their images.
     """
     if not 0 < fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not {fraction}")
@@ -68,7 +68,7 @@ def validation_indices(
     for label in np.sort(giving):
         of_class = np.flatnonzero(labels == label)
         count = min(max(round(fraction * len(of_class)), 1), len(of_class) - 1)
-        # The third entry keeps this draw apart from the one that chose the long tail with the same seed.
+        # The third entry makes this draw independent of the one that selects the long tail with the same seed.
         held_out.append(np.random.default_rng((seed, int(label), 1)).permutation(of_class)[:count])
     validation = np.sort(np.concatenate(held_out))
     return np.setdiff1d(np.arange(len(labels)), validation), validation
@@ -82,7 +82,7 @@ def few_per_class(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     >>> few_per_class(np.array([0, 0, 0, 1]), most=1, seed=0).tolist()
     [1, 3]
     """
-    # The third entry keeps this draw apart from those of the long tail and of the validation split.
+    # The third entry makes this draw independent of those of the long tail and the validation split.
     order = np.random.default_rng((seed, 0, 2)).permutation(len(labels))
     by_class = order[np.argsort(labels[order], kind="stable")]
     grouped = labels[by_class]
@@ -102,5 +102,5 @@ class Few:
         whole_number("seed", self.seed, at_least=0)
 
     def rows(self, labels: np.ndarray) -> np.ndarray:
-        """Where the chosen images stand among those of these labels (N,), sorted."""
+        """Rows of the chosen images, given the labels (N,) of all, sorted."""
         return few_per_class(labels, self.most, self.seed)

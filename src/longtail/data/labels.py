@@ -1,4 +1,4 @@
-"""Labels as they stand in files or come from anybody's data set, to 0..K-1; a mistake is named."""
+"""Converts labels from files or data sets to 0..K-1; errors name the mistake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from longtail.core.arrays import as_array
 from longtail.errors import UserError
 
-# What a sample, a batch or a table calls its labels, the likeliest first.
+# Names of the label column or entry, the most likely first.
 LABEL_NAMES = ("labels", "label", "fine_label", "targets", "target", "y", "label_ids")
 
 Where = Callable[[int], str]
@@ -35,7 +35,7 @@ def from_numbers(
 
 
 def _require_plausible(numbers: np.ndarray, where: Where) -> None:
-    """One label that is no class, such as an identity of an image, would make millions of empty classes."""
+    """Refuse labels that are not classes, such as image ids: they would make millions of empty classes."""
     place, most = int(numbers.argmax()), MOST_EMPTY * len(numbers) + FEW_CLASSES
     if numbers[place] >= most:
         raise UserError(
@@ -61,7 +61,7 @@ def is_whole_number(word: str) -> bool:
 
 
 def whole_numbers(words: Sequence[str], where: Where) -> np.ndarray:
-    """(N,) int64 of text that is decimal."""
+    """Decimal text to (N,) int64."""
     for place, word in enumerate(words):
         if len(word) > MOST_DIGITS:
             raise UserError(f"{where(place)}: label {word[:MOST_DIGITS]}… is too large")
@@ -71,7 +71,7 @@ def whole_numbers(words: Sequence[str], where: Where) -> np.ndarray:
 def from_words(
     words: Sequence[str], class_names: tuple[str, ...] | None, where: Where
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels (N,) of text: numbers if all of them are (and the classes, if given, have no other names)."""
+    """Labels (N,) from text: as numbers if all are numbers (and given class names are numbers too), else as names."""
     by_number = class_names is None or class_names == tuple(str(label) for label in range(len(class_names)))
     if by_number and all(map(is_whole_number, words)):
         return from_numbers(whole_numbers(words, where), class_names, where)
@@ -79,7 +79,7 @@ def from_words(
 
 
 def as_class_numbers(labels: Any) -> np.ndarray:
-    """Labels (N,) or (N, 1) of any integer type as int64 (N,); an error says what others are."""
+    """Labels (N,) or (N, 1) of any integer type as int64 (N,); for other labels the error says what they are."""
     try:
         array = as_array(labels)
     except ValueError as error:  # numpy's about rows of different lengths
@@ -96,7 +96,7 @@ def as_class_numbers(labels: Any) -> np.ndarray:
 
 
 def _hint(array: np.ndarray) -> str:
-    """What labels are that are no class numbers, and what to do."""
+    """What kind of labels these are, and what to do."""
     if array.ndim == 1:
         return "; make whole numbers of them"
     if array.ndim == 2 and np.isin(array, (0, 1)).all():

@@ -127,13 +127,13 @@ def read_folders(config: DataConfig, root: Path) -> ReadSplits:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Folders in alphabetical order, without those that programs leave behind."""
+    """Folders in alphabetical order, without hidden and system folders."""
     found = (path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
     return sorted(found, key=lambda path: path.name)
 
 
 def _holds_classes(folder: Path) -> bool:
-    """Whether a folder called as a split is one: a class may be called so too, and holds images itself."""
+    """Whether a folder with the name of a split is a split; a class folder with such a name directly holds images."""
     return bool(_folders(folder)) and not any(is_image(path) for path in folder.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""From a plan of draws to batches on a device, read here or in worker processes."""
+"""From a list of draws to batches on a device, read in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from longtail.errors import UserError
 
 @dataclass
 class Batch:
-    """Normalised images (B, C, H, W), labels (B,), and where in the set they stand (B,)."""
+    """Normalised images (B, C, H, W), labels (B,), and indices in the data set (B,)."""
 
     images: Tensor
     labels: Tensor
@@ -30,7 +30,7 @@ class Batch:
 
 Drawn = tuple[Tensor, Tensor, Tensor]  # augmented uint8 pixels, labels, indices
 
-# Pixels in memory that are augmented together: an operation on one small image takes as long as on ten.
+# Pixels that are augmented together: an operation on one small image takes as long as on ten.
 TOGETHER = 512 * 32 * 32
 
 
@@ -48,7 +48,7 @@ class _DrawnBatches(Dataset[Drawn]):
             return error  # as a value: raised in a worker process it would come back as a traceback
 
     def several(self, plan: Iterable[Draw]) -> Iterator[Drawn]:
-        """The same batches, some of them augmented at a time."""
+        """The same batches; several are augmented together."""
         for draws in self._groups(plan):
             numbers = np.concatenate([self._numbers(draw) for draw in draws])
             indices = np.concatenate([draw.indices for draw in draws])
@@ -61,7 +61,7 @@ class _DrawnBatches(Dataset[Drawn]):
             yield from zip(*(tensor.split(sizes) for tensor in read), strict=True)
 
     def _groups(self, plan: Iterable[Draw]) -> Iterator[list[Draw]]:
-        """Draws in their order, as many at a time as make `TOGETHER` pixels."""
+        """Groups of draws in order, each with up to `TOGETHER` pixels."""
         decode, images = self.transform.decode, self.images
         area = images.pixels[0, 0].numel() if isinstance(images, MemoryImages) else decode.size**2 if decode else 1
         group: list[Draw] = []
@@ -80,7 +80,7 @@ class _DrawnBatches(Dataset[Drawn]):
         return self._read_kept(indices, numbers)[:3]
 
     def _read_kept(self, indices: np.ndarray, numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
-        """A batch, and which positions of `indices` it is."""
+        """A batch, and the position in `indices` of each image."""
         decode = self.transform.decode
         split = decode.columns if decode else 0
         pixels, kept = self.images.read(indices, decode, numbers[:, :split])
@@ -94,8 +94,8 @@ def load(
 ) -> Iterator[Batch]:
     """Yield the batches of a plan in its order.
 
-    Images in memory, or decoded before, are augmented here, on the device they lie on; others are decoded
-    and augmented in `workers` processes (0: in this one).
+    Images in memory, or decoded before, are augmented in this process, on their device; others are decoded and
+    augmented in `workers` processes (0: in this one).
     """
     device = device or torch.device("cpu")
     drawn = _DrawnBatches(images, transform)
@@ -107,7 +107,7 @@ def load(
 
 
 def in_order(size: int, batch_size: int, *, first: int = 0, rank: int = 0, world_size: int = 1) -> list[Draw]:
-    """Every image once: whole batches, dealt out to the processes in turn.
+    """Every image once, in batches that are divided among the processes in turn.
 
     `first` is the number of the first draw: a later augmented pass starts where the last ended.
     """
@@ -124,7 +124,7 @@ def resident(
     workers: int = 0,
     display: Display = QUIET,
 ) -> Images:
-    """Images where they are read quickest: in memory on the device, or decoded once into the cache folder."""
+    """Move images to where they are read fastest: memory of the device, or decoded once in the cache folder."""
     if isinstance(images, MemoryImages):
         return images.to(device)
     return decoded_once(images, transform.decode, most_bytes=cache_gb * 1e9, workers=workers, display=display)

@@ -22,9 +22,9 @@ def find_images(
 
     Args:
         places: images, folders (with all folders below), and lists: text files with a path per line, or CSV files.
-        class_names: what they may be.
-        root: folder that the paths of a list are relative to; the list's own unless given.
-        skip_broken: leave out an image that cannot be read instead of stopping.
+        class_names: names of the possible classes.
+        root: folder that the paths of a list are relative to (default: the folder of the list).
+        skip_broken: skip images that cannot be read instead of stopping.
     """
     found = [path for place in places for path in _at(Path(place).expanduser(), root)]
     if not found:
@@ -49,7 +49,7 @@ def _at(place: Path, root: str | None) -> list[Path]:
     if is_table(place) or place.suffix.lower() in (".txt", ".lst", ".list"):
         folder = Path(root).expanduser() if root else place.parent
         return [folder / name for name in (paths_of_table(place) if is_table(place) else _lines(place))]
-    return [place]  # whatever it is called: reading it will say whether it is an image
+    return [place]  # with any suffix: reading it shows whether it is an image
 
 
 def _lines(path: Path) -> list[str]:

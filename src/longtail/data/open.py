@@ -1,4 +1,4 @@
-"""Opening a data set: read it, cut its tail, hold out validation images, by the seed."""
+"""Opens a data set: read it, make the long tail, hold out validation images."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from longtail.errors import UserError, choose
 
 
 def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> Splits:
-    """Open the data set of a configuration: its tail cut and its validation split held out, by the seed.
+    """Open a data set: make the long tail and hold out the validation split; the seed selects both.
 
     Args:
-        config: a configuration, the name of a recipe, or the path of images, of which nothing is held out.
+        config: a configuration, the name of a recipe, or the path of images, of which none is held out.
         need_every_class: whether a class without training images is an error.
     """
     if isinstance(config, str):

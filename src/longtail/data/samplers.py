@@ -1,9 +1,8 @@
-"""Which images come in which order: an endless stream of draws, a pure function of the seed.
+"""Samplers: the order of the images, an endless stream of draws that is a pure function of the seed.
 
-Epoch e of a sampler is a fixed list of as many indices as the data set has; epochs follow one
-another without a seam and are cut into batches, so every batch is full. Because batch number s
-is computed from the seed and s alone, a run resumes at any step and any number of processes
-share one stream: process r takes the r-th part of each batch.
+Epoch e of a sampler is a fixed list of as many indices as the data set has. The epochs are concatenated and then
+split into batches, so every batch is full. Batch s is computed only from the seed and s, so a run can resume at any
+step, and any number of processes can share one stream: process r takes the r-th part of each batch.
 
 | name | probability of class c |
 |---|---|
@@ -13,8 +12,8 @@ share one stream: process r takes the r-th part of each batch.
 | progressive | (1 - t / T) times that of instance + t / T times that of class-balanced; t from 0 of T epochs |
 | deferred | instance in the first half of the epochs, then class-balanced |
 | reversed | 1 / n_c |
-| oversample | equal, every class brought up to the largest, no image left out |
-| undersample | equal, every class cut down to the smallest, no image twice |
+| oversample | equal; images of smaller classes are repeated up to the size of the largest, every image is used |
+| undersample | equal; every class is reduced to the size of the smallest, no image is used twice |
 
 Papers: Kang et al., Decoupling Representation and Classifier, ICLR 2020 (the first four);
 Liu et al., OLTR, CVPR 2019 (deferred: its two stages in one run); Zhou et al., BBN, CVPR 2020 (reversed).
@@ -48,7 +47,7 @@ class Sampler:
         labels: (N,) class of each image.
         name: one of `SAMPLERS`.
         seed: two samplers with one seed draw the same stream.
-        epochs: the length `progressive` and `deferred` are stretched over.
+        epochs: length of training, for `progressive` and `deferred`.
     """
 
     def __init__(self, labels: np.ndarray, name: str = "instance", *, seed: int = 0, epochs: float = 1) -> None:

@@ -17,10 +17,10 @@ class ReadSplits:
 
     Args:
         train: images to train on.
-        validation: images to choose on, if the source has its own.
-        test: images to report on.
-        places: split → what it is called on disk.
-        unused: what lies beside the splits and is not read.
+        validation: validation images, if the source has its own.
+        test: test images.
+        places: split → its name on disk.
+        unused: files and folders next to the splits that are not read.
     """
 
     train: Images
@@ -32,7 +32,7 @@ class ReadSplits:
 
 @dataclass(frozen=True)
 class Splits:
-    """One data set as a method sees it: what to train on, what to choose on, what to report on."""
+    """The splits of one data set: training, validation and test images."""
 
     name: str
     train: Images
@@ -43,14 +43,14 @@ class Splits:
     group_counts: Tensor
     """(K,) training images per class before validation images were held out."""
     validation_from_training: bool = False
-    """Whether the validation images were cut from the training images."""
+    """Whether the validation images were held out of the training images."""
     places: dict[str, str] = field(default_factory=dict)
     """Split → what it is called on disk, where images were found by a path."""
     unused: tuple[str, ...] = ()
     """What lies beside the splits on disk and is not read."""
 
     def split(self, name: str) -> Images:
-        """The split called train, validation or test; an error says what to do when there is none."""
+        """The split train, validation or test; if it is missing, the error says what to do."""
         found: Images | None = getattr(self, name)
         if found is None:
             remedy = "train with --validation 0.1" if name == "validation" else "give --test-list"

@@ -1,4 +1,4 @@
-"""Work on images in other processes: results in order, mistakes as one line instead of a traceback."""
+"""Work on images in worker processes: results in order, errors as one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_order_of(
     `work` returns a `UserError` as a value, which is raised here: raised in a worker it would come back as a traceback.
     """
     with warnings.catch_warnings():
-        # Who asks for more workers than cores has a reason: files that are slow to come.
+        # More workers than cores can be useful when files are slow to read.
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         loader = DataLoader(
             work,
@@ -46,7 +46,7 @@ def in_order_of(
 
 
 def _outlive_signals(number: int) -> None:
-    """In a worker: a signal to the whole group is for the parent, who needs its workers until it has saved.
+    """In a worker: ignore signals to the whole process group, because the parent needs its workers until it has saved.
 
     `timeout` and schedulers send SIGTERM to every process of a group, a terminal sends Ctrl-C.
     """

@@ -85,7 +85,7 @@ class LinearProblem(Problem):
         self.precondition(1 / self.classes)
 
     def precondition(self, curvature: float) -> None:
-        """Choose the variables for a mean curvature of the cross-entropy per class: 1 / K where nothing is known yet."""
+        """Choose the variables for a mean curvature of the cross-entropy per class (1 / K before it is measured)."""
         root = cholesky(curvature * self.moments + self.penalty, lower=True)
         self.root, self.inverse = root, solve_triangular(root, np.eye(self.width + 1), lower=True)
 
