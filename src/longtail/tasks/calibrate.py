@@ -93,7 +93,7 @@ def calibrate(
     seed: int = 0,
     progress: bool = True,
 ) -> tuple[nn.Module, PostHoc]:
-    """Calibrate a trained model: (a new model of the same class, the fitted method).
+    """Calibrate a trained model; returns a new model of the same class, and the fitted method.
 
     The new model has no wrappers (DistributedDataParallel, DataParallel, torch.compile).
 
