@@ -278,7 +278,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
     "auto": PostHocMethod(
         "Auto",
         "decision boundary",
-        "the method that held-out images speak for, this library's own",
+        "chosen on held-out images, this library's own",
         "Auto",
         trains="as its choice",
         needs="validation split",

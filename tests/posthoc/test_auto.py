@@ -1,4 +1,4 @@
-"""The method that held-out samples speak for."""
+"""`Auto` chooses a method on held-out samples."""
 
 from pathlib import Path
 

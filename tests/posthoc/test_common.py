@@ -155,9 +155,9 @@ def test_a_class_without_samples_does_not_stop_what_needs_its_count_alone():
 @pytest.mark.parametrize("name", ["temperature", "vector", "matrix", "platt"])
 def test_confidence_is_not_fitted_on_training_outputs(name, cifar_features):
     train = outputs_of(cifar_features, "train")
-    with pytest.raises(UserError, match="must be fitted on images the network has not seen"):
+    with pytest.raises(UserError, match="must be fitted on images that the network has not seen"):
         build_posthoc(name, {}).fit(train)
-    with pytest.raises(UserError, match="has not seen, and there are none"):
+    with pytest.raises(UserError, match="has not seen, but there are none"):
         fit_outputs(build_posthoc(name, {}), train, None)
 
 

@@ -400,8 +400,8 @@ def test_a_model_that_knows_its_training_images_is_told():
             warn_if_all_is_known(method, Outputs(labels, np.array([100, 100]), logits=made, split=split))
         return [str(one.message) for one in found]
 
-    assert told(2, MARC())[0].startswith("the model recognises 99.0 % of the training images MARC learns from")
-    assert told(0, MARC())[0].startswith("the model recognises 100.0 %")
+    assert told(2, MARC())[0].startswith("the model classifies 99.0 % of the training images correctly, so MARC")
+    assert told(0, MARC())[0].startswith("the model classifies 100.0 %")
     assert told(3, MARC()) == []
     assert told(0, MARC(), split="test") == []
     assert told(0, LogitAdjustment()) == []

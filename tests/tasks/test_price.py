@@ -55,7 +55,7 @@ def test_a_model_that_knows_its_training_images_is_pointed_out():
     known = Outputs(
         labels, np.bincount(labels), logits=20 * np.eye(3)[labels] + rng.normal(size=(88, 3)), split="train"
     )
-    with pytest.warns(UserWarning, match=r"recognises 100.0 % of the training images MARC learns from"):
+    with pytest.warns(UserWarning, match=r"classifies 100.0 % of the training images correctly, so MARC"):
         warn_if_all_is_known(MARC(), known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""What a frozen model says about one split: the record, its files, and the checks of arrays."""
+"""Outputs of a frozen model on one split: the record, its files, and the checks of arrays."""
 
 from longtail.outputs.record import Outputs
 

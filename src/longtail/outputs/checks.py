@@ -1,4 +1,4 @@
-"""Arrays that people hand in, checked: never a wrong answer in silence."""
+"""Checks of arrays from users: bad input raises, it never gives a silent wrong result."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_rows(rows: LogitRows, world: World = SINGLE_PROCESS) -> None:
     if classes == 0:
         raise UserError(f"0 feature(s) (shape=({size}, 0)) while a minimum of 1 is required.")
     if classes == 1:
-        raise UserError(f"one class only: logits of shape ({size}, 1) leave nothing to choose; 1 feature(s)")
+        raise UserError(f"one class only: logits of shape ({size}, 1), at least two classes are needed; 1 feature(s)")
     computed = rows.stored is not rows
     # What a linear head gives is finite if its inputs are; that it gives no probabilities shows in a few rows.
     probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True

@@ -1,4 +1,4 @@
-"""What a frozen model says about one split: features, logits and labels, on disk, computed once.
+"""Outputs of a frozen model on one split: features, logits and labels, computed once and stored on disk.
 
 Every post-hoc method, metric and figure reads this. A file is safetensors; it is written row by
 row and memory-mapped when read, so a set larger than memory works.

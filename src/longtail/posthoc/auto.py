@@ -1,4 +1,4 @@
-"""The method that suits a model, chosen on held-out samples: see `candidates`."""
+"""Chooses a post-hoc method on held-out samples: see `candidates`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from longtail.posthoc.target_prior import check_target_prior, shifted, shifted_h
 
 
 class Auto(PostHoc):
-    """Softmax (the model as it is), logit adjustment, MARC, cRT or HALO, whichever held-out samples speak for.
+    """Chooses Softmax (the unchanged model), logit adjustment, MARC, cRT or HALO on held-out samples.
 
-    Chosen by cross-validated log-likelihood at the target prior: the simplest method within one standard error of
-    the best, and the model is left as it is unless something beats it by two.
+    The choice uses the cross-validated log-likelihood at the target prior. The model stays unchanged unless a method
+    is better by two standard errors; of those, it takes the simplest within one standard error of the best.
 
     Args:
-        target_prior: class frequencies to be right for: "uniform", "train", weights or counts (K,), or a CSV file.
-        seed: decides the folds.
+        target_prior: expected class frequencies: "uniform", "train", weights or counts (K,), or a CSV file.
+        seed: random seed of the folds.
 
-    Fitted attributes: `choice_` (name of the method), `method_` (fitted), `trial_` (what it was chosen from),
+    Fitted attributes: `choice_` (name of the method), `method_` (the fitted method), `trial_` (all candidates),
     `target_shift_` (K,), `result_`.
 
     >>> rng = np.random.default_rng(0)

@@ -1,10 +1,10 @@
-"""What every post-hoc method shares: the scikit-learn shape on logits.
+"""Base classes of the post-hoc methods: scikit-learn estimators on logits.
 
 `fit(logits, y)` or `fit(outputs)`; then `transform` gives calibrated logits, `predict_proba` their
 softmax and `predict` the best class. numpy in, numpy out; torch in, torch out.
 
-A method of your own derives from `PostHoc` (or `AffinePostHoc`), declares what it needs in the class
-attributes below, checks its own settings in `check_settings`, and is then taken everywhere a method is.
+Your own method derives from `PostHoc` (or `AffinePostHoc`), declares what it needs in the class attributes below, and
+checks its settings in `check_settings`. It then works everywhere that the library's methods work.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FitResult:
 
     @classmethod
     def closed_form(cls) -> FitResult:
-        """Nothing had to be searched for."""
+        """A fit without iterations."""
         return cls(converged=True, iterations=0, gradient=None, seconds=0.0)
 
 
@@ -63,18 +63,18 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     """
 
     needs_features: ClassVar[bool] = False
-    """Whether it is fitted on the features before the head, beside the logits."""
+    """Whether it needs the features before the head in addition to the logits."""
     needs_every_class: ClassVar[bool] = True
-    """Whether every class must have a sample in what it is fitted on."""
+    """Whether every class must have a sample in the data of the fit."""
     fitted_on_unseen: ClassVar[bool] = False
     """Whether it must be fitted on images the network was not trained on."""
     learns_from_seen: ClassVar[bool] = True
-    """Whether its numbers come from how the model does on its own training images."""
+    """Whether its fit depends on the model's predictions on its own training images."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
 
     stage_two: ClassVar[dict[str, str]] = {}
-    """Settings that follow a data set's stage two: own name → steps, batch_size or weight_decay."""
+    """Settings that the recipe of a data set determines: name here → steps, batch_size or weight_decay."""
 
     result_: FitResult
 
@@ -89,22 +89,23 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         features: Any = None,
         validation: Any = None,
     ) -> Self:
-        """Fit on logits (N, K) and labels (N,), or on `Outputs`, which hold the rest too.
+        """Fit on logits (N, K) and labels (N,), or on `Outputs`, which contain everything.
 
         Args:
-            logits: of images the network was trained on; for confidence methods, of held-out images.
+            logits: of the training images of the network; for confidence methods, of held-out images.
             y: labels: 0..K-1, or K different names whose alphabetical order is that of the columns.
             class_counts: (K,) training samples per class, if they are not the counts of `y`.
             weight_norms: (K,) norms of the head's class vectors; 1 if omitted.
             head_bias: (K,) bias of the head, for methods that drop it; 0 if omitted.
-            features: (N, D) that the head sees, for methods that need them.
-            validation: held-out `Outputs`, (logits, y) or (logits, y, features), for what is fitted or chosen on them.
+            features: (N, D) input of the head, for methods that need them.
+            validation: held-out `Outputs`, (logits, y) or (logits, y, features), on which hyper-parameters are chosen
+                or the method is fitted.
         """
         self.check_settings()
         if isinstance(logits, Outputs) and self.fitted_on_unseen and logits.split == "train":
             raise UserError(
-                f"{type(self).__name__} must be fitted on images the network has not seen, these are outputs of its "
-                "training split; fit on outputs of the validation split"
+                f"{type(self).__name__} must be fitted on images that the network has not seen, but these are outputs "
+                "of the training split; fit on outputs of the validation split"
             )
         known = {"weight_norms": weight_norms, "head_bias": head_bias, "features": features}
         data = self._check(logits, y, class_counts=class_counts, **known)
@@ -120,7 +121,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         return self.fit_checked(data, held_out)
 
     def fit_checked(self, data: FitData, validation: FitData | None) -> Self:
-        """Fit on input that is checked already; `data.world` are the processes that share the work."""
+        """Fit on checked input; the processes of `data.world` share the work."""
         if validation is not None and validation.num_classes != data.num_classes:
             raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
         self.classes_, self.n_features_in_ = data.classes, data.num_classes
@@ -132,7 +133,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         return self
 
     def _require_finite(self) -> None:
-        """Numbers too large to compute with must not look like an answer."""
+        """Refuse a result that is not finite."""
         fitted = {name: value for name, value in vars(self).items() if name.endswith("_")}
         for name, head in fitted.get("heads_", {}).items():
             fitted |= {f"weights of {name}": head.weight, f"bias of {name}": head.bias}
@@ -149,15 +150,15 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         )
 
     def check_settings(self) -> None:
-        """Refuse settings that cannot be, before anything is fitted."""
+        """Refuse invalid settings before the fit."""
 
     def enough_images(self, num_classes: int) -> int | None:
-        """Training images per class that it needs for the answer it would give on all of them; None: all."""
+        """How many training images per class are enough for nearly the same result as all images; None: all."""
         return None
 
     @property
     def needs_validation(self) -> bool:
-        """Whether held-out outputs are needed: to choose a setting, or because it is fitted on them alone."""
+        """Whether held-out outputs are needed, to choose a setting or for the whole fit."""
         return self.fitted_on_unseen or any(getattr(self, name) == "auto" for name in self.tuned)
 
     @property
@@ -196,7 +197,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     @property
     def n_parameters_(self) -> int:
         """How many numbers the method trained."""
-        raise AttributeError(f"{type(self).__name__} does not say how many numbers it trains")
+        raise AttributeError(f"{type(self).__name__} has no n_parameters_, the number of trained parameters")
 
     @overload
     def transform(self, logits: Tensor, features: Any = None) -> Tensor: ...
@@ -205,11 +206,11 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def transform(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
 
     def transform(self, logits: Any, features: Any = None) -> Array:
-        """Calibrated logits (N, K), of the same kind as the input; some methods need the features too."""
+        """Calibrated logits (N, K), NumPy or torch like the input; some methods also need the features."""
         return self._calibrated(logits, features)
 
     def _calibrated(self, logits: Any, features: Any) -> Array:
-        """What `transform` gives, whatever container `set_output` asks of that."""
+        """The result of `transform`, before `set_output` changes its container."""
         check_is_fitted(self)
         if isinstance(logits, Outputs):
             refuse_beside_outputs(features=features)
@@ -271,12 +272,12 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         return float(accuracy_score(truth, np.asarray(self.predict(logits, features)), sample_weight=sample_weight))
 
     def head(self, linear: nn.Linear) -> nn.Module:
-        """A layer that takes the place of the classifier's last one and gives the calibrated logits."""
+        """A layer that replaces the last layer of the classifier and returns the calibrated logits."""
         weight, bias = self.fold(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         return linear_layer(weight, bias).requires_grad_(is_trained(linear))
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Weight (K, D) and bias (K,) of the linear head that gives the calibrated logits by itself."""
+        """Weight (K, D) and bias (K,) of the linear head that returns the calibrated logits."""
         raise UserError(f"{type(self).__name__} does not fold into a linear head")
 
 
@@ -295,7 +296,7 @@ def fit_outputs(
     if method.fitted_on_unseen:
         if held_out is None:
             raise UserError(
-                f"{type(method).__name__} must be fitted on images the network has not seen, and there are none: "
+                f"{type(method).__name__} must be fitted on images that the network has not seen, but there are none: "
                 "hold out images in training (--validation 0.1) or give held-out outputs (--validation FILE)"
             )
         method.fit_checked(held_out, None)
@@ -305,7 +306,7 @@ def fit_outputs(
 
 
 def warn_if_all_is_known(method: PostHoc, train: Outputs | None) -> None:
-    """Say what it means when a model makes no mistakes on the images a method learns from."""
+    """Warn if the model makes no mistakes on the images that a method is fitted on."""
     if train is None or train.split != "train" or not method.learns_from_seen:
         return
     some = np.linspace(0, len(train) - 1, min(len(train), LOOKED_AT)).astype(int)
@@ -315,8 +316,8 @@ def warn_if_all_is_known(method: PostHoc, train: Outputs | None) -> None:
     )
     if right.mean() >= ALL_KNOWN:
         warnings.warn(
-            f"the model recognises {100 * right.mean():.1f} % of the training images {type(method).__name__} learns "
-            "from, so they show little of its errors on new images; hold some out and use HALO or Auto "
+            f"the model classifies {100 * right.mean():.1f} % of the training images correctly, so "
+            f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO or Auto "
             "(--method halo, --method auto)",
             stacklevel=2,
         )
@@ -325,7 +326,7 @@ def warn_if_all_is_known(method: PostHoc, train: Outputs | None) -> None:
 def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, seed: int = 0) -> Few | None:
     """Which training images a method is fitted on: a number per class, "all" or "auto"; None for all of them.
 
-    "auto" is what the method says is enough; where no class has more, all are taken.
+    "auto" takes `method.enough_images`; if no class has more images, all are taken.
     """
     if isinstance(choice, str):
         choose("images_per_class", choice, ("all", "auto"))
@@ -339,7 +340,7 @@ def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, 
 
 
 def is_trained(layer: nn.Module) -> bool:
-    """Whether any parameter of a layer takes a gradient."""
+    """Whether any parameter of a layer requires a gradient."""
     return any(parameter.requires_grad for parameter in layer.parameters())
 
 
@@ -362,7 +363,7 @@ class AffinePostHoc(PostHoc):
 
 
 def folded_affine(weight: Tensor, bias: Tensor | None, scale: np.ndarray, shift: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Weight (K, D) and bias (K,) of the layer that gives `scale * logits + shift`."""
+    """Weight (K, D) and bias (K,) of the layer that returns `scale * logits + shift`."""
     # On the CPU, because not every device computes in float64.
     factor, offset = torch.as_tensor(scale).double(), torch.as_tensor(shift).double()
     old = torch.zeros(len(weight)) if bias is None else bias.cpu()

@@ -31,11 +31,11 @@ from longtail.posthoc.unseen import require_unseen
 
 FOLDS = 5
 TEMPERATURES = (0.05, 20.0)
-SURE = 2.0  # standard errors by which something must be better than the model as it is
+SURE = 2.0  # standard errors by which a method must be better than the unchanged model
 
 
 class Unchanged(AffinePostHoc):
-    """The model as it is."""
+    """The unchanged model."""
 
     needs_every_class = False
 
@@ -50,14 +50,14 @@ class Unchanged(AffinePostHoc):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A fitted method and what held-out samples say of it.
+    """A fitted method and its scores on held-out samples.
 
     Args:
         name: in `longtail methods`.
-        method: fitted on all there is.
-        target_shift: (K,) what moves its logits to the target prior.
+        method: the method, fitted on all data.
+        target_shift: (K,) added to its logits to reach the target prior.
         likelihood: (M,) log-likelihood of each held-out sample, by a fit that has not seen it.
-        hits: (M,) whether each is recognised.
+        hits: (M,) whether each prediction is correct.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Trial:
 
     @property
     def chosen(self) -> Candidate:
-        """The model as it is, unless others surely beat it; of those the simplest within one error of the best."""
+        """The unchanged model, or of the clearly better ones the simplest within one standard error of the best."""
         as_it_is = self.candidates[0]
         better = [other for other in self.candidates[1:] if self._surely_better(other, as_it_is)]
         if not better:
@@ -109,7 +109,7 @@ def try_candidates(train: FitData | None, held_out: FitData | None, target_prior
     Without training outputs MARC is fitted on held-out ones, in folds, and cRT and HALO are left out.
     """
     if held_out is None:
-        raise UserError(f"methods are compared on images the network has not seen, and there are none: {WAYS}")
+        raise UserError(f"methods are compared on images that the network has not seen, but there are none: {WAYS}")
     if train is None:
         _require_two_of_each(held_out)
     else:
@@ -149,7 +149,7 @@ def _methods(train: FitData | None, held_out: FitData) -> list[tuple[str, PostHo
 
 
 def _shift_of(method: PostHoc, target: np.ndarray) -> np.ndarray:
-    """What moves a method from balanced recognition to the target prior; a model left alone only loses classes."""
+    """The shift (K,) from the uniform prior to the target prior; the unchanged model only drops classes of weight 0."""
     return np.where(np.isneginf(target), target, 0.0) if isinstance(method, Unchanged) else target
 
 
@@ -191,7 +191,7 @@ def _unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, fo
 
 
 def _refitted(method: PostHoc, train: FitData | None, held_out: FitData) -> PostHoc:
-    """The method with what it takes from held-out samples taken from these."""
+    """The method, with the part that uses held-out samples fitted on these."""
     if train is None:
         return MARC().fit_checked(held_out, None)
     assert isinstance(method, HALO)

@@ -7,7 +7,7 @@ at the identity (a 1, b 0).
 The released classification code computes `(1 + s a) z + s b` with a 1 at the start: it begins at
 `(1 + s) z`, which is not the identity. `form="release"` does the same; the two agree for
 `a_paper = a_release + 1`. The mixture depends on the features, so it does not fold into a linear
-head: `head` gives a layer of its own.
+head: `head` returns a separate layer.
 
 Paper: Zhang et al., Distribution Alignment: A Unified Framework for Long-tail Visual Recognition,
 CVPR 2021.
@@ -43,7 +43,7 @@ class DisAlign(PostHoc):
         lr: learning rate at the start; falls to 0 along a cosine.
         weight_decay: of all trained numbers.
         divide_by: what the loss of a batch is divided by: its size, or the sum of its weights (released code).
-        seed: decides the batches.
+        seed: random seed of the batches.
 
     Fitted attributes: `scale_` (K,), `shift_` (K,), `confidence_weight_` (D,), `confidence_bias_`, `result_`.
     """

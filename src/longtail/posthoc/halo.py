@@ -116,7 +116,7 @@ class HALO(PostHoc):
             self._cross_fit(data)
             return
         if validation is None:
-            raise UserError(f"HALO is fitted on images the network has not seen, and there are none: {WAYS}")
+            raise UserError(f"HALO is fitted on images that the network has not seen, but there are none: {WAYS}")
         require_unseen(data, validation)
         if data.features is not None and validation.features is not None:
             self.heads_ = self._stack(data, data.features)

@@ -1,4 +1,4 @@
-"""What a post-hoc method is fitted on, checked: never a wrong answer in silence."""
+"""Checks of the input of a post-hoc fit: bad input raises, it never gives a silent wrong result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FitData:
         labels: (N,) int64 in 0..K-1.
         class_counts: (K,) training samples per class.
         weight_norms: (K,) norms of the head's class vectors; 1 where only logits are known.
-        classes: (K,) what the user calls the classes.
+        classes: (K,) the user's labels of the classes.
         features: (N, D), if known.
         weight: (K, D) of the head, if known.
         bias: (K,) of the head, if known.

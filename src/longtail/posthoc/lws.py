@@ -2,7 +2,7 @@
 
 Logits `s_j * (W_j f + b_j)` (the bias is scaled too, as in the released code), cross-entropy under
 class-balanced sampling. On stored outputs that expectation is a weighted sum in which every class
-weighs the same, and the problem is convex: it is solved to its optimum instead of sampled.
+has the same weight, and the problem is convex: it is solved to its optimum instead of sampled.
 
 Paper: Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020.
 """

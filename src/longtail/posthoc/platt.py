@@ -2,7 +2,7 @@
 
 Probabilities are the sigmoids, divided by their sum. So the calibrated logits are the logarithms of
 the sigmoids: their softmax is exactly that. A sigmoid does not fold into a linear head; `head` gives a
-layer of its own. Fit it on held-out outputs: a network is too sure of its training images.
+separate layer. Fit it on held-out outputs: a network is overconfident on its training images.
 
 Paper: Platt, Probabilistic Outputs for Support Vector Machines, 1999.
 """

@@ -6,7 +6,7 @@
 | vector | a_j z_j + b_j | 2K |
 | matrix | A z + b | K^2 + K |
 
-Fit them on held-out outputs: a network is too sure of its training images. Vector scaling is MARC
+Fit them on held-out outputs: a network is overconfident on its training images. Vector scaling is MARC
 with norms 1 and no class weights. All are convex and solved to their optimum.
 
 Papers: Guo et al., On Calibration of Modern Neural Networks, ICML 2017; Kull et al., Beyond
@@ -77,7 +77,7 @@ class TemperatureScaling(AffinePostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         problem = _OneScale(_unweighted(data, ridge=0.0))
         solution = minimise(problem, np.ones(1), tolerance=self.tolerance, max_evaluations=self.max_iter)
-        # Logits that are worse than chance would ask for a negative one, which turns every decision around.
+        # Logits worse than chance would give a negative temperature, which would reverse every prediction.
         scale = max(float(solution.x[0]), 1 / HOTTEST)
         self.temperature_ = 1 / scale
         self.scale_ = np.full(data.num_classes, scale)

@@ -18,12 +18,12 @@ def require_validation(validation: FitData | None, setting: str) -> FitData:
     if validation is None:
         raise UserError(
             f'{setting}="auto" needs held-out outputs: fit(…, validation=outputs or (logits, y)), on the command line '
-            "--validation FILE. Logits of images the network was trained on are overconfident and choose badly"
+            "--validation FILE. Logits of training images are overconfident and lead to a bad choice"
         )
     order = np.argsort(-validation.class_counts, kind="stable")
     if not validation.seen_counts[order[len(order) // 2 :]].any():
         raise UserError(
-            f'{setting}="auto" goes by balanced accuracy, and the held-out samples are of the larger classes only; '
+            f'{setting}="auto" uses balanced accuracy, but only the larger classes have held-out samples; '
             "hold out images of every class (longtail train --validation 0.1), or use HALO"
         )
     return validation

@@ -67,7 +67,9 @@ class Tempered(PostHoc):
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         if validation is None:
-            raise UserError(f"a temperature is fitted on images the network has not seen, and there are none: {WAYS}")
+            raise UserError(
+                f"a temperature is fitted on images that the network has not seen, but there are none: {WAYS}"
+            )
         self.method.fit_checked(data, validation)
         self.result_ = self.method.result_
         labels = validation.labels.numpy()

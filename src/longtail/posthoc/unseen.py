@@ -29,7 +29,7 @@ def require_unseen(train: FitData, held_out: FitData) -> None:
     if shared == len(own) or shared > max((SHARED + by_chance) * len(own), 1):
         raise UserError(
             f"{shared} of {len(own)} held-out samples are training samples too (their rows are equal); "
-            "a fit on samples the network has seen would be too sure of itself: pass others"
+            "a fit on samples that the network has seen would be overconfident; pass other held-out samples"
         )
 
 
