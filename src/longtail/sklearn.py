@@ -35,7 +35,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     """A classifier of long-tailed data whose scores are calibrated class by class.
 
     Args:
-        estimator: a classifier with `decision_function` (believed first) or `predict_proba`
+        estimator: a classifier with `decision_function` (used if it has one) or `predict_proba`
             (default: `LogisticRegression()`).
         method: a post-hoc method that works on logits (default: `MARC()`).
         cv: folds of the cross-validation (default: 5), anything scikit-learn takes for them, or "prefit":

@@ -108,7 +108,7 @@ def class_numbers(labels: Any) -> Tensor:
         example = next(iter(array.ravel().tolist()), None)
         raise UserError(
             f"labels are {type(example).__name__} ({example!r}), not class numbers; give each class the number of its "
-            "column in the model's answer, from 0 on"
+            "column in the model's output, starting at 0"
         )
     numbers = torch.as_tensor(array)
     if numbers.ndim == 2 and numbers.shape[1] == 1:

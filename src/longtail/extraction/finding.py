@@ -1,4 +1,4 @@
-"""Which layer of anybody's model is its classifier: shown by a batch, or guessed by names."""
+"""Finds the classifier layer of any model: by running a batch, or as a guess from names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from longtail.networks.head import HeadName, guess_head
 
 
 def find_head(model: nn.Module, name: str | None = None, *, batch: Any = None, device: str = "auto") -> HeadName:
-    """The name of the layer that makes the answer of a model, as `model.get_submodule` takes it.
+    """The name of the layer that produces the logits of a model, for `model.get_submodule`.
 
-    With a batch the model is run, and its answer shows the layer. Without, names and places are looked at: what
-    comes back then may be wrong, and its attribute `sure` says so.
+    With a batch, the model is run to find the layer. Without one, the result is a guess from names and positions: it
+    may be wrong, and its attribute `sure` is False.
 
     Args:
         model: any model.
-        name: the layer, or a part of the model it is in, if you know.
-        batch: what a loader gives, (inputs, labels) or a dictionary with labels.
+        name: the layer, or a part of the model that contains it, if you know it.
+        batch: a batch of a loader, (inputs, labels) or a dictionary with labels.
         device: where to run the model.
 
     >>> import torch

@@ -54,28 +54,27 @@ def extract(
 ) -> Outputs:
     """Run a model over a loader once and keep features, logits and labels.
 
-    They are kept in memory or, with `path`, written to that file as they come and mapped from it, so that a set
-    larger than memory works. Features and head are known where the answer is what a linear layer or a
-    convolution gives, or what several give together.
+    They are kept in memory or, with `path`, written to that file and memory-mapped, so that outputs can be larger than
+    memory. Features and head are stored if a linear layer or a convolution, or several together, produce the logits.
 
-    In a group of `torch.distributed` make the call on every process: each runs its part, all get all rows.
-    Samples that a distributed sampler repeats to make the parts equal are counted once.
+    In a process group of `torch.distributed`, make the call on every process: each runs its part, and all get all
+    rows. Samples that a distributed sampler repeats to make the parts equal are counted once.
 
     Args:
-        model: any classifier that answers with logits (N, K); wrapped or compiled ones too.
-        loader: batches (inputs, labels), or dictionaries with `labels` whose other entries the model takes:
-            a `DataLoader`, a list, anything that gives them; a data set of torch or of Hugging Face.
+        model: any classifier that returns logits (N, K); it may be wrapped or compiled.
+        loader: batches (inputs, labels), or dictionaries with `labels` and the inputs of the model: a `DataLoader`,
+            a list, or another iterable; or a data set of torch or of Hugging Face.
         path: file that the outputs are written to; `Outputs.open` reads it.
         dtype: type of the features and logits: float32 or float16.
-        head: name of the classifier, where the model answers with several things.
-        class_counts: (K,) training samples per class, if the loader does not show the training set.
-        split: what the loader shows: train, validation or test.
+        head: name of the classifier layer, if the model returns several outputs.
+        class_counts: (K,) training samples per class, if the loader does not contain the training set.
+        split: the split in the loader: train, validation or test.
         device: where to run: auto, cpu, cuda, …
         images_per_class: at most so many samples of every class are read and run; the class counts stay those of all.
-            The loader must be a data set that knows its labels, or a `DataLoader` of one.
-        seed: decides which samples these are.
-        progress: show how far it is, in a terminal or a notebook.
-        display: where progress is shown, instead.
+            The loader must be a data set with a list of its labels, or a `DataLoader` of one.
+        seed: random seed that selects these samples.
+        progress: show a progress bar, in a terminal or a notebook.
+        display: where progress is shown, instead of `progress`.
     """
     choose("dtype", dtype, DTYPES)
     display = display or Display(quiet=not progress)

@@ -29,8 +29,8 @@ class Calibration:
 
     Args:
         method: what to fit at the end (default: `MARC()`).
-        class_counts: (K,) training samples per class, if the training set does not hold its labels ready.
-        head: name of the classifier, where the model answers with several things.
+        class_counts: (K,) training samples per class, if the training set has no list of its labels.
+        head: name of the classifier layer, if the model returns several outputs.
 
     Attributes:
         history_: what each evaluation has shown.
@@ -86,7 +86,7 @@ class Calibration:
         labels = dataset_labels(order.dataset, unchanged=True)
         if labels is None:
             raise UserError(
-                "the training set does not hold its labels ready, so the training samples per class are not known; "
+                "the training set has no list of its labels, so the training samples per class are not known; "
                 "pass class_counts= to the callback"
             )
         return np.bincount(labels if order.support is None else labels[order.support])
