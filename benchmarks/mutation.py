@@ -79,7 +79,8 @@ def _tests_of(room: str, mutant: Mutant, tests: dict[str, dict[str, Any]]) -> tu
         calling = {name for name in tests if any(call.startswith(f"{file}:") for call in tests[name]["calls"])}
         found = [name for name in tests if name in calling or name.startswith(folder)]
     own = f"{folder}test_{mutant.path.stem}.py"
-    found.sort(key=lambda name: (not name.startswith(own), tests[name]["seconds"]))
+    price_of = {name: tests[name]["seconds"] + sum(tests[name]["shared"].values()) for name in found}
+    found.sort(key=lambda name: (not name.startswith(own), price_of[name]))
     chosen, seconds, ready = [], 0.0, set()
     for name in found:
         needed = {one: spent for one, spent in tests[name]["shared"].items() if one not in ready}
@@ -88,7 +89,7 @@ def _tests_of(room: str, mutant: Mutant, tests: dict[str, dict[str, Any]]) -> tu
             chosen.append(name)
             seconds += price
             ready |= set(needed)
-    return sorted(chosen, key=lambda name: tests[name]["seconds"] + sum(tests[name]["shared"].values())), seconds
+    return sorted(chosen, key=price_of.__getitem__), seconds
 
 
 def _outcomes(

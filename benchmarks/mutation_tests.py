@@ -111,9 +111,11 @@ def with_tests(files: list[str], action: Callable[[pytest.Session], object]) -> 
 
 
 def run(session: pytest.Session, names: list[str], seconds: float) -> bool:
-    """Run these tests in this order until one fails."""
+    """Run these tests in this order until one fails; False too if they cannot be imported."""
     from _pytest.main import pytest_runtestloop
 
+    if session.testsfailed:
+        return False
     limit = int(20 + 5 * seconds + resource.getrusage(resource.RUSAGE_SELF).ru_utime)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     factory = session.config._tmp_path_factory  # type: ignore[attr-defined]

@@ -64,6 +64,33 @@ def test_defaults_are_the_authors(name):
         assert defaults(method.__init__) == DEFAULTS[name]
 
 
+FLAGS = ("needs_features", "needs_every_class", "fitted_on_unseen", "learns_from_seen")
+NEEDS = {
+    "CRT": (True, True, False, True),
+    "LWS": (False, True, False, True),
+    "TauNorm": (False, False, False, False),
+    "DisAlign": (True, True, False, True),
+    "MARC": (False, True, False, True),
+    "LogitAdjustment": (False, False, False, False),
+    "HALO": (False, True, False, False),
+    "Auto": (False, True, False, False),
+    "TemperatureScaling": (False, False, True, True),
+    "VectorScaling": (False, True, True, True),
+    "MatrixScaling": (False, True, True, True),
+    "PlattScaling": (False, True, True, True),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_what_a_method_needs(name):
+    method = getattr(longtail.posthoc, name)()
+    assert tuple(getattr(method, flag) for flag in FLAGS) == NEEDS[name]
+    chosen = {"TauNorm": ("tau",), "LogitAdjustment": ("tau",), "MARC": ("gamma",)}
+    assert method.tuned == chosen.get(name, ())
+    waiting = {"TauNorm", "HALO", "Auto", "TemperatureScaling", "VectorScaling", "MatrixScaling", "PlattScaling"}
+    assert method.needs_validation == (name in waiting)
+
+
 def test_what_is_tried_for_auto():
     """Kang et al.: tau from 0 to 2 in steps of 0.1."""
     assert TAUS == GAMMAS == tuple(step / 10 for step in range(21))

@@ -19,10 +19,19 @@ from longtail.outputs.rows import LogitRows
 from longtail.posthoc import MatrixScaling, PlattScaling, Tempered, VectorScaling
 from longtail.posthoc.affine import AffineProblem
 from longtail.posthoc.base import chosen_images, fit_outputs, warn_if_all_is_known
-from longtail.posthoc.candidates import Candidate, Trial, _methods, best_scale, stratified, target_weights
+from longtail.posthoc.candidates import (
+    Candidate,
+    Trial,
+    _methods,
+    _refitted,
+    best_scale,
+    stratified,
+    target_weights,
+)
 from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
+from longtail.posthoc.cross_fit import _stratified, cross_fit, head_of_loss, mean_loss
 from longtail.posthoc.heads import balanced_head, lda_head, spread
-from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.inputs import from_arrays, from_outputs
 from longtail.posthoc.linear import LinearHead, LinearProblem, plain_penalty
 from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.platt import _OneVersusRest
@@ -30,7 +39,7 @@ from longtail.posthoc.scaling import _MatrixProblem
 from longtail.posthoc.selection import require_validation
 from longtail.posthoc.sgd import learning_rate, train_affine, train_parameters
 from longtail.posthoc.solver import Problem, minimise
-from longtail.posthoc.stack import PRIORS, Held, Stack, sample_weights
+from longtail.posthoc.stack import PRIORS, Held, Stack, like_training, sample_weights
 from longtail.posthoc.target_prior import NEVER, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
 
@@ -577,3 +586,109 @@ def test_what_a_sample_counts_for():
     assert part.labels.tolist() == [0, 1, 1]
     assert part.rows.shape == (3, 3)
     assert part.features is None
+
+
+def test_a_closed_form_is_solved_without_a_pass():
+    result = LogitAdjustment().fit(LOGITS, LABELS).result_
+    assert (result.converged, result.iterations, result.gradient, result.value) == (True, 0, None, None)
+
+
+def test_the_value_of_a_stack_is_that_of_where_it_stopped():
+    held = Held(TARGET, torch.ones(19, dtype=torch.float64), torch.from_numpy(LOGITS)[None])
+    stack = Stack(["model", "prior"], lambda: [held], torch.from_numpy(np.log(np.array([[0.4, 0.3, 0.2, 0.1]]))))
+    solution = stack.solve()
+    value, gradient, _ = stack.evaluate(solution.x)
+    assert solution.value == pytest.approx(value, abs=1e-8)
+    assert np.abs(gradient).max() < 1e-5
+
+
+def test_few_classes_and_few_images_among_the_held_out():
+    counts = np.array([900, 90, 9, 4])
+    assert like_training(np.array([90, 9, 1, 1]), counts)  # one image more of the rarest is rounding
+    assert like_training(np.array([90, 9, 0, 0]), counts)  # absent classes say nothing
+    assert not like_training(np.array([20, 20, 20, 20]), counts)
+    labels = np.repeat([0, 1], [30, 30])
+    other = np.sqrt(counts[labels]) / 30
+    np.testing.assert_allclose(sample_weights(labels, counts), other * other.sum() / np.square(other).sum())
+    single = np.repeat([0, 1, 2, 3], [1, 30, 30, 1])  # of one image per class the weight is that of one
+    other = np.sqrt(counts[single]) / np.array([1, 30, 30, 1])[single]
+    np.testing.assert_allclose(sample_weights(single, counts), other * other.sum() / np.square(other).sum())
+
+
+def test_a_fit_is_done_again_with_two_classes_and_not_with_one():
+    train, held_out = from_outputs(outputs()), from_outputs(outputs("validation", seed=3))
+    halo = HALO().fit_checked(train, held_out)
+    two = held_out.part(np.flatnonzero(LABELS < 2))
+    assert _refitted(halo, train, two).numbers_ != halo.numbers_
+    assert _refitted(halo, train, held_out.part(np.flatnonzero(LABELS < 1))) is halo
+
+
+def test_folds_leave_single_samples_where_they_are():
+    labels = np.array([0] * 7 + [1] * 4 + [2] * 2 + [3])
+    folds = _stratified(labels, 3, 0)
+    held = np.concatenate(folds)
+    assert sorted(held) == list(range(13))  # all but the only sample of its class
+    for label in range(3):
+        assert np.ptp([np.sum(labels[fold] == label) for fold in folds]) <= 1
+    assert any(list(one) != list(two) for one, two in zip(folds, _stratified(labels, 3, 1), strict=True))
+    features = RNG.normal(size=(14, 3))
+    data = from_arrays(RNG.normal(size=(14, 4)), labels, features=features)
+    made = cross_fit(data, features, lambda part, inputs, statistics: {})
+    assert len(made) == 3  # the smallest class that can be left out has two samples
+    full = np.repeat([0, 1], 9)
+    many = from_arrays(RNG.normal(size=(18, 2)), full, features=RNG.normal(size=(18, 3)))
+    assert len(cross_fit(many, many.features, lambda part, inputs, statistics: {})) == 5
+    four = from_arrays(RNG.normal(size=(13, 2)), np.repeat([0, 1], [9, 4]), features=RNG.normal(size=(13, 3)))
+    assert len(cross_fit(four, four.features, lambda part, inputs, statistics: {})) == 4
+    scarce = from_arrays(RNG.normal(size=(4, 3)), [0, 0, 1, 2], features=RNG.normal(size=(4, 3)))
+    with pytest.raises(UserError, match="two classes with at least two samples each"):
+        cross_fit(scarce, scarce.features, lambda part, inputs, statistics: {})
+
+
+@pytest.mark.parametrize("loss", [1.2, 0.8, 0.3])
+def test_a_head_is_found_by_its_loss(loss):
+    statistics = class_statistics(FEATURES, TARGET, 4)
+    head = head_of_loss(FEATURES, TARGET, statistics, loss)
+    reached = F.cross_entropy(head.scores(torch.from_numpy(FEATURES)), TARGET).item()
+    best = F.cross_entropy(head_of_loss(FEATURES, TARGET, statistics, 0.0).scores(torch.from_numpy(FEATURES)), TARGET)
+    assert reached == pytest.approx(max(loss, best.item()), rel=1e-3)
+
+
+def test_a_loss_of_chance_is_that_of_a_head_without_an_opinion():
+    head = head_of_loss(FEATURES, TARGET, class_statistics(FEATURES, TARGET, 4), 2.0)
+    assert not head.weight.any()
+    assert not head.bias.any()
+    assert mean_loss(from_arrays(LOGITS, LABELS)) == pytest.approx(
+        F.cross_entropy(torch.from_numpy(LOGITS), TARGET).item(), rel=1e-5
+    )
+
+
+def test_held_out_samples_of_some_classes_are_enough_for_a_temperature():
+    """The softmax is over the classes that have held-out samples; a class with one counts."""
+    rng = np.random.default_rng(4)
+    train = from_arrays(LOGITS, LABELS)
+    labels = np.array([0] * 8 + [1] * 5 + [2])
+    logits = 3 * (rng.normal(size=(14, 4)) + np.eye(4)[labels])
+    held_out = from_arrays(logits, labels, classes=train.classes, need_every_class=False)
+    fitted = Tempered(LogitAdjustment()).fit_checked(train, held_out)
+    prior = np.bincount(LABELS) / 19
+    adjusted = torch.from_numpy(logits - np.log(prior))[:, :3]
+    weights = torch.from_numpy(sample_weights(labels, np.bincount(LABELS)))
+    half = torch.from_numpy(0.5 * np.log(prior[:3]))
+
+    def loss(scale):
+        return float(weights @ F.cross_entropy(scale * adjusted + half, torch.from_numpy(labels), reduction="none"))
+
+    scale = 1 / fitted.temperature_
+    assert loss(scale) <= min(loss(0.97 * scale), loss(1.03 * scale))
+
+
+def test_a_new_classifier_gets_its_passes():
+    """1,000 passes unless told otherwise; what is told is obeyed."""
+    with pytest.warns(ConvergenceWarning, match="after 3 passes"):
+        CRT(max_iter=3, tolerance=1e-9).fit(LOGITS, LABELS, features=FEATURES)
+    assert CRT(tolerance=1e-7, ridge=0.1).fit(LOGITS, LABELS, features=FEATURES).result_.converged
+    assert CRT("sgd", max_iter=4).fit(LOGITS, LABELS, features=FEATURES).n_iter_ == 4
+    assert MARC(solver="sgd", max_iter=5).fit(LOGITS, LABELS).n_iter_ == 5
+    with pytest.warns(ConvergenceWarning, match="after 2 passes"):
+        MARC(max_iter=2, tolerance=1e-12).fit(LOGITS, LABELS)
