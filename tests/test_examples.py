@@ -113,8 +113,20 @@ def test_the_notebook_of_a_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "cache"))  # without CIFAR: digits
     _, text = executed("own_folder.ipynb", monkeypatch, tmp_path)
     assert "photos: 10 classes; images: 335 train (train/), 500 test (test/)" in text
-    assert "prepare pictures so: convert to RGB; resize the whole picture to 8 x 8" in text
+    assert "takes pictures (N, H, W, 3), uint8, RGB, of any height and width" in text
     right = int(re.search(r"(\d+) of 500 images named correctly", text)[1])
     assert right > 250
-    assert '"recommendation"' in text
+    assert "500 test samples" in text  # the diagnosis
+    assert "run/auto" in text
+    assert float(re.search(r"largest difference (\S+)", text)[1]) < 1e-4
     assert "Traceback" not in text
+
+
+def test_the_notebook_of_transfer_learning(monkeypatch, tmp_path):
+    monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "cache"))  # without CIFAR: digits, and a backbone made there
+    _, text = executed("transfer.ipynb", monkeypatch, tmp_path)
+    assert "training images of the new classes: [100, 47, 22, 10, 5]" in text
+    assert "a small backbone is trained on the old classes" in text
+    before, after = re.findall(r"balanced ([\d.]+), smallest class ([\d.]+)", text)
+    assert float(after[0]) > float(before[0])
+    assert float(after[1]) > float(before[1]) + 10

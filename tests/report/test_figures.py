@@ -43,8 +43,12 @@ def test_curves_show_the_numbers_head_to_tail(real_summary):
     lines = draw("class-means", real_summary).axes[1].lines
     np.testing.assert_allclose(lines[0].get_ydata(), real_summary.before.means.margins[order])
     np.testing.assert_allclose(lines[1].get_ydata(), real_summary.after.means.margins[order])
-    accuracy = draw("class-accuracy", real_summary).axes[0].lines[1].get_ydata()
-    np.testing.assert_allclose(accuracy, 100 * np.array(real_summary.after.metrics.per_class)[order])
+    before, after, changes = draw("class-accuracy", real_summary).axes[0].collections
+    for dots, state in ((before, real_summary.before), (after, real_summary.after)):
+        shown = 100 * np.array(state.metrics.per_class)[order]
+        np.testing.assert_allclose(dots.get_offsets()[:, 1], shown)
+    ends = np.array([segment[:, 1] for segment in changes.get_segments()])
+    np.testing.assert_allclose(ends, np.stack([before.get_offsets()[:, 1], after.get_offsets()[:, 1]], axis=1))
     overall = draw("accuracy-against-gamma", real_summary).axes[0].lines[0]
     np.testing.assert_allclose(overall.get_xdata(), [point.gamma for point in real_summary.points])
     np.testing.assert_allclose(overall.get_ydata(), [100 * point.metrics.balanced for point in real_summary.points])
@@ -102,7 +106,7 @@ def test_letters_that_no_font_has_are_no_warning(real_summary, tmp_path, monkeyp
 
 
 def test_long_names_leave_room_for_the_curves_and_do_not_overprint(tmp_path):
-    classes = 20
+    classes = 40
     counts = np.arange(2 * classes, classes, -1)
     names = tuple(f"{label} a name of fifty-seven letters, which no axis can hold" for label in range(classes))
     logits = np.random.default_rng(0).normal(size=(counts.sum(), classes)).astype(np.float32)

@@ -197,7 +197,7 @@ def test_legends_and_names_lie_over_nothing(visit, tmp_path, width):
             return plotTop - chart.querySelector(".legend .bg").getBoundingClientRect().bottom;
         }})()"""
         assert page.evaluate(gap) >= 0, chart
-    assert page.locator("#logits .xtick").all_text_contents()[0] == "0 soft-coated whe…"
+    assert page.locator("#logits .xtick").all_text_contents()[0] == "0 soft-co… terrier"
     edges = """(part) => Array.from(document.querySelectorAll(part), (made) => {
         const { left, right, top, bottom } = made.getBoundingClientRect();
         return { left, right, top, bottom };

@@ -8,11 +8,13 @@ import torch
 
 import longtail
 from longtail.cli.main import main
+from longtail.core.progress import Display
 from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_logits
 from longtail.tasks.cells import Cell
 from longtail.tasks.compare import images_to_see
 from longtail.tasks.entries import Entry
+from longtail.training.rehearsal import seconds_of
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, device="cpu")
 METHODS = ["softmax", "marc", "marc:gamma=0.5"]
@@ -232,3 +234,22 @@ def test_command(capsys, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["rows"][0]["method"] == "softmax"
     assert main([*words, "--out", str(tmp_path), "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"softmax", "marc"}
+
+
+def test_how_long_it_will_take_is_said_before_it_starts(tmp_path, capsys, monkeypatch):
+    tried = []
+    monkeypatch.setattr("longtail.tasks.compare.seconds_of", lambda config, _: tried.append(config.method) or 60.0)
+    monkeypatch.setattr("longtail.tasks.compare._do", lambda *_: None)  # nothing is trained
+    longtail.compare(SHORT, ["softmax", "cbs", "marc"], tmp_path / "out", seeds=(0, 1), jobs=2)
+    assert tried == ["softmax", "cbs"]  # a trial for each method, not for each seed
+    assert "training 4 networks: about 2 min 00 s here; then 2 calibrations" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_the_trial_of_a_run_is_that_of_training_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seconds = seconds_of(SHORT, Display(quiet=True))
+    assert seconds > 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="does not divide"):
+        seconds_of(replace(SHORT, batch_size=7, accumulate=2), Display(quiet=True))

@@ -14,9 +14,12 @@ from matplotlib.figure import Figure
 from longtail.metrics.scores import Metrics
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES, SHOTS
-from longtail.report.style import AFTER, BEFORE, COUNTS, OTHER, THIRD, drawing, short, slant
+from longtail.report.style import AFTER, BEFORE, COUNTS, GAIN, OTHER, THIRD, drawing, short, slant
 from longtail.report.summary import Summary, grouped_confusion
 
+MOST_IN_LINE = 20  # classes whose means are joined by a line: with more of them it would be a zigzag
+MOST_NAMES = 40  # class names on an axis
+MOST_MARKS = 60  # classes that are drawn one by one
 # Without dates, so that the same figure is the same file.
 UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
@@ -51,7 +54,7 @@ def _panels(count: int, *, width: float, height: float = 3.0) -> tuple[Figure, l
     return figure, list(np.atleast_1d(axes))
 
 
-def _names(summary: Summary, most: int = 20) -> list[str]:
+def _names(summary: Summary, most: int = MOST_NAMES) -> list[str]:
     """Class names head to tail, where they are few enough to be read."""
     return [short(summary.class_names[label]) for label in summary.order] if len(summary.order) <= most else []
 
@@ -82,17 +85,25 @@ def _classes(axes: Axes, summary: Summary) -> None:
     axes.set_xlabel("classes, head → tail")
 
 
-def _curve(axes: Axes, summary: Summary, values: np.ndarray, color: str, label: str) -> None:
-    """A line through the classes; where they are many, faint dots and their running mean."""
+def _marks(axes: Axes, summary: Summary, values: np.ndarray, color: str, label: str) -> None:
+    """A dot for each class; where they are many, faint dots and their running mean."""
     ordered = values[summary.order]
-    if len(ordered) <= 60:
-        axes.plot(ordered, color=color, label=label, marker="o", markersize=3.5, linewidth=1.6)
+    if len(ordered) <= MOST_MARKS:
+        axes.scatter(range(len(ordered)), ordered, color=color, label=label, s=16, zorder=3)
         return
     axes.scatter(range(len(ordered)), ordered, color=color, s=2, alpha=0.3, linewidths=0)
-    reach = -(-len(ordered) // 60)
+    reach = -(-len(ordered) // MOST_MARKS)
     near = [ordered[max(place - reach, 0) : place + reach + 1] for place in range(len(ordered))]
     means = [np.nanmean(window) if np.isfinite(window).any() else np.nan for window in near]
     axes.plot(means, color=color, label=label, linewidth=1.6)
+
+
+def _joined(axes: Axes, summary: Summary, before: np.ndarray, after: np.ndarray) -> None:
+    """Lines from before to after, class by class: green where a class gained, red where it lost."""
+    low, high = before[summary.order], after[summary.order]
+    if len(low) <= MOST_MARKS:
+        colors = np.where(high >= low, GAIN, AFTER).tolist()
+        axes.vlines(range(len(low)), low, high, colors=colors, linewidth=1.4, alpha=0.6, zorder=2)
 
 
 def _legend(axes: Axes) -> None:
@@ -106,7 +117,9 @@ def _means(summary: Summary, states: list[tuple[State, str]]) -> Figure:
         for state, color in states:
             values = getattr(state.means, name)
             label = f"{state.title} (rank correlation {state.correlation[name]:+.2f})"
-            _curve(axes, summary, values, color, label)
+            _marks(axes, summary, values, color, label)
+            if len(values) <= MOST_IN_LINE:
+                axes.plot(values[summary.order], color=color, linewidth=1.6)
         _behind(axes, summary)
         _classes(axes, summary)
         axes.set_ylabel(f"mean {name[:-1]}, {summary.split} images")
@@ -132,9 +145,11 @@ def _states(summary: Summary) -> dict[str, State]:
 def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], str]) -> tuple[Figure, Axes]:
     """A score of every class before and after; `mean` says its mean in the legend."""
     figure, (axes,) = _class_panels(summary, 1, width=6.5)
-    for state, color in ((summary.before, BEFORE), (summary.after, AFTER)):
-        values = 100 * np.array([np.nan if v is None else v for v in getattr(state.metrics, score)])
-        _curve(axes, summary, values, color, f"{state.title}: {mean(state.metrics)}")
+    shown = ((summary.before, BEFORE), (summary.after, AFTER))
+    scores = [np.array(getattr(state.metrics, score), dtype=float) * 100 for state, _ in shown]
+    for (state, color), values in zip(shown, scores, strict=True):
+        _marks(axes, summary, values, color, f"{state.title}: {mean(state.metrics)}")
+    _joined(axes, summary, *scores)
     _behind(axes, summary)
     _classes(axes, summary)
     axes.set_ylabel(f"{what}, {summary.split} images (%)")
@@ -211,7 +226,7 @@ def winners_and_losers(summary: Summary) -> Figure:
     changes, order = summary.changes, summary.order
     value, low, high = (100 * part[order] for part in (changes.value, changes.low, changes.high))
     places = np.arange(len(order))
-    colors = np.where(low > 0, "#3a7d44", np.where(high < 0, AFTER, BEFORE)).tolist()
+    colors = np.where(low > 0, GAIN, np.where(high < 0, AFTER, BEFORE)).tolist()
     axes.vlines(places, low, high, colors=colors, linewidth=max(0.4, 60 / len(order) / 10))
     axes.scatter(places, value, c=colors, s=max(2, 240 / len(order)), zorder=3)
     axes.axhline(0, color=COUNTS, zorder=0)

@@ -11,6 +11,7 @@ import matplotlib as mpl
 from matplotlib.font_manager import get_font_names
 
 BEFORE, AFTER, OTHER, THIRD, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#3d7a4f", "#d9dde3"
+GAIN = "#3a7d44"
 # Asked in turn for the letters that the first does not have.
 ASIAN = (
     "Noto Sans CJK SC",
@@ -59,12 +60,12 @@ def plain(text: str) -> str:
 
 
 def short(name: str) -> str:
-    """A class name for a figure: whole if it fits, else its beginning.
+    """A class name for a figure: whole if it fits, else its beginning and its end, by which many names differ.
 
-    >>> short("goldfish"), short("soft-coated wheaten terrier")
-    ('goldfish', 'soft-coated wheat…')
+    >>> short("goldfish"), short("great spotted woodpecker 12")
+    ('goldfish', 'great spo…ecker 12')
     """
-    return plain(name if len(name) <= LONGEST else name[: LONGEST - 1] + "…")
+    return plain(name if len(name) <= LONGEST else name[: LONGEST // 2] + "…" + name[1 - LONGEST // 2 :])
 
 
 def slant(names: list[str], degrees: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from joblib import Parallel, delayed
 
 from longtail.config import TrainConfig
 from longtail.core.progress import Display, Task
+from longtail.core.text import clock
 from longtail.data.open import open_splits
 from longtail.errors import UserError, whole_number
 from longtail.metrics.table import SCORES
@@ -25,6 +26,7 @@ from longtail.tasks.cells import Cell, Result, run_cell
 from longtail.tasks.entries import Entry
 from longtail.training.defaults import recipe_for
 from longtail.training.plan import Plan
+from longtail.training.rehearsal import seconds_of
 
 LOOK_SECONDS = 1.0
 
@@ -66,8 +68,10 @@ def compare(
     first = [cell for cell in trained.values() if cell in waiting or not cell.is_trained]
     second = [cell for cell in waiting if cell.entry.stage == 2]
     if first:
-        total = images_to_see(config, entries, first)
-        with display.task("training", total, done=sum(cell.images_seen() for cell in first)) as task:
+        total, seen = images_to_see(config, entries, first), sum(cell.images_seen() for cell in first)
+        seconds = expected_seconds(first, display) * (1 - seen / total) / min(jobs, len(first))
+        display.line(f"training {len(first)} networks: about {clock(seconds)} here; then {len(second)} calibrations")
+        with display.task("training", total, done=seen) as task:
             task.note = f"then {len(second)} calibrations"
             with watched(first, task):
                 _do(first, jobs, display)
@@ -107,6 +111,14 @@ def images_to_see(config: TrainConfig, entries: Sequence[Entry], cells: Sequence
         splits.split("validation")
     plans = [Plan.of(config, len(splits.train), streams=cell.entry.streams) for cell in cells]
     return sum(plan.images_at(plan.steps) for plan in plans)
+
+
+def expected_seconds(cells: Sequence[Cell], display: Display) -> float:
+    """Training time of these stage-one cells from their start, one after the other; a step of each method is tried."""
+    labels = [cell.entry.label for cell in cells]
+    first = {label: cells[labels.index(label)] for label in labels}
+    each = {label: seconds_of(cell.train_config, display) for label, cell in first.items()}
+    return sum(each[label] for label in labels)
 
 
 @contextmanager

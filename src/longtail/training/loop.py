@@ -8,34 +8,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig, comparable
 from longtail.core.locks import holding
 from longtail.core.progress import QUIET, Display
 from longtail.core.text import clock
-from longtail.data.open import image_side, open_splits
+from longtail.data.open import open_splits
 from longtail.distributed.world import World, join
-from longtail.errors import Interrupted, UserError, choose
-from longtail.methods import TRAIN_METHODS
+from longtail.errors import Interrupted, UserError
 from longtail.metrics.scores import Metrics
 from longtail.recipes import with_authors_settings
-from longtail.runs.network import build_network, image_channels
 from longtail.runs.score import score
-from longtail.training.checkpoint import TrainState
 from longtail.training.defaults import recipe_for
 from longtail.training.journal import Journal
-from longtail.training.plan import Plan
-from longtail.training.rehearsal import rehearse
-from longtail.training.step import TrainingStep, compiled, new_optimizer, take_step
+from longtail.training.rehearsal import own_random_numbers, prepare, rehearse
+from longtail.training.step import TrainingStep, compiled, take_step
 from longtail.training.stop import StopRequest
-from longtail.training.streams import Parts, Streams
+from longtail.training.streams import Parts
 from longtail.training.trackers import Tracker
 
 NOTE_EVERY = 20  # steps between readings of the loss, because each reading waits for the device
@@ -70,17 +64,12 @@ class Trainer:
         self.config = config
         self.world = world
         self.display = display if world.is_main else QUIET
-        self.method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
         self.splits = open_splits(config)
-        image_side(config)
         _require_apart(folder, config)
         self.journal = Journal(folder, config, self.splits, world, trackers)
         self.journal.require_usable(resume=resume, overwrite=overwrite)
         world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
-        self.streams = Streams(config, self.splits, self.method.samplers, world, self.display)
-        self.state = self._new_state()
-        streams, stages = len(self.streams.samplers), self.state.objective.stages
-        self.plan = Plan.of(config, len(self.splits.train), streams=streams, stages=stages)
+        self.streams, self.state, self.plan = prepare(config, self.splits, world, self.display)
         self.journal.restore(self.state, self.plan.steps)
         if not self.journal.finished:
             self.streams.open_images()
@@ -93,16 +82,6 @@ class Trainer:
         seconds = rehearse(self.streams, self.state, self.config, self.plan, self.world)
         steps = self.plan.steps - self.state.step
         self.display.line(f"{steps:,} steps of {self.config.batch_size} images: about {clock(seconds)} here")
-
-    def _new_state(self) -> TrainState:
-        config, counts = self.config, self.splits.train.class_counts
-        torch.manual_seed(config.seed)
-        model, objective = build_network(config, counts, image_channels(self.splits))
-        if config.weights:
-            load_backbone(model.get_submodule("backbone"), Path(config.weights))
-        model = model.to(self.world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        objective = objective.to(self.world.device)
-        return TrainState(model, objective, new_optimizer(model, objective, config))
 
     def run(self) -> Metrics | None:
         """Train to the end; returns the last validation metrics, None without a validation split."""
@@ -206,7 +185,7 @@ def train(
     if config.data == "places-lt" and config.weights is None:
         warnings.warn("the paper starts Places-LT from ImageNet weights: give them with --weights FILE", stacklevel=2)
     display = display or Display(quiet=not progress)
-    with join(config.device) as world, _own_random_numbers(world.device):
+    with join(config.device) as world, own_random_numbers(world.device):
         if download:
             from longtail.data.download import download_cifar
 
@@ -217,9 +196,3 @@ def train(
         # The lock keeps other processes from training in this folder; it is released when this process ends.
         with holding(Path(out)) if world.is_main else nullcontext():
             return Trainer(config, Path(out), world, display, **options, trackers=trackers).run()
-
-
-def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    """Inside the block, seeding does not change the caller's random generators, on the CPU or on this device."""
-    own = [device] if device.type == "cuda" else []
-    return torch.random.fork_rng(devices=own)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import AbstractContextManager
+from pathlib import Path
 from statistics import median
 
 import torch
 
+from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig
-from longtail.distributed.world import World
-from longtail.errors import UserError
+from longtail.core.progress import Display
+from longtail.data.open import image_side, open_splits
+from longtail.data.splits import Splits
+from longtail.distributed.world import World, join
+from longtail.errors import UserError, choose
+from longtail.methods import TRAIN_METHODS
+from longtail.runs.network import build_network, image_channels
 from longtail.training.checkpoint import TrainState
 from longtail.training.plan import Plan
 from longtail.training.step import TrainingStep, new_optimizer, take_step
@@ -18,6 +26,36 @@ from longtail.training.streams import Streams
 
 MOST_STEPS = 6
 ENOUGH_SECONDS = 2.0  # after which no more steps are taken to know their time better
+
+
+def seconds_of(config: TrainConfig, display: Display) -> float:
+    """What a run will take here, without its evaluations; an error if it cannot work. Nothing is written."""
+    with join(config.device) as world, own_random_numbers(world.device):
+        streams, state, plan = prepare(config, open_splits(config), world, display)
+        streams.open_images()
+        return rehearse(streams, state, config, plan, world)
+
+
+def prepare(config: TrainConfig, splits: Splits, world: World, display: Display) -> tuple[Streams, TrainState, Plan]:
+    """A run before its first step: its batches, a new network, its course."""
+    method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
+    image_side(config)  # or an error that says what is missing
+    streams = Streams(config, splits, method.samplers, world, display)
+    torch.manual_seed(config.seed)
+    model, objective = build_network(config, splits.train.class_counts, image_channels(splits))
+    if config.weights:
+        load_backbone(model.get_submodule("backbone"), Path(config.weights))
+    model = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    objective = objective.to(world.device)
+    state = TrainState(model, objective, new_optimizer(model, objective, config))
+    plan = Plan.of(config, len(splits.train), streams=len(streams.samplers), stages=objective.stages)
+    return streams, state, plan
+
+
+def own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
+    """Inside the block, seeding does not change the caller's random generators, on the CPU or on this device."""
+    own = [device] if device.type == "cuda" else []
+    return torch.random.fork_rng(devices=own)
 
 
 def rehearse(streams: Streams, state: TrainState, config: TrainConfig, plan: Plan, world: World) -> float:

@@ -10,7 +10,11 @@ const shown = (value) => (value === null ? "none" : value.toFixed(1));
 const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(1);
 // Plotly reads markup in texts; names are to be shown as they are written.
 const escaped = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-const short = (name) => escaped([...name].length > 18 ? [...name].slice(0, 17).join("") + "…" : name);
+// Its beginning and its end, by which many names differ.
+const short = (name) => {
+  const letters = [...name];
+  return escaped(letters.length > 18 ? letters.slice(0, 9).join("") + "…" + letters.slice(-8).join("") : name);
+};
 const fullNames = classes.names.map(escaped);
 const SCORES = Object.fromEntries(data.scores.map((score) => [score.name, score]));
 const shownScore = (name, value) => (value === null ? "none" : value.toFixed(SCORES[name].digits));
