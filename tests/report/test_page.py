@@ -37,6 +37,7 @@ def visit(browser):
 
     def go(path, *, width=1280, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        context.set_default_timeout(600_000)  # a busy machine is no failure
         contexts.append(context)
         context.set_default_timeout(600_000)  # ms: the machine may be busy
         page = context.new_page()
