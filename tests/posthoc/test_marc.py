@@ -117,10 +117,13 @@ def test_gradient_and_blocks_are_derivatives_of_the_value():
     np.testing.assert_allclose(gradient, np.array(values) / 2e-2, atol=2e-4)
     slopes = [problem.value_and_gradient(x + s)[1] - problem.value_and_gradient(x - s)[1] for s in steps]
     hessian = np.array(slopes) / 2e-2
-    aa, ab, bb = problem.blocks(x)
-    np.testing.assert_allclose(aa, hessian.diagonal()[:4], atol=1e-3)
-    np.testing.assert_allclose(bb, hessian.diagonal()[4:], atol=1e-3)
-    np.testing.assert_allclose(ab, hessian.diagonal(offset=4), atol=1e-3)
+    value, same, blocks = problem.with_blocks(x)
+    assert value == problem.value_and_gradient(x)[0]
+    np.testing.assert_array_equal(same, gradient)
+    np.testing.assert_allclose(blocks.aa, hessian.diagonal()[:4], atol=1e-3)
+    np.testing.assert_allclose(blocks.bb, hessian.diagonal()[4:], atol=1e-3)
+    np.testing.assert_allclose(blocks.ab, hessian.diagonal(offset=4), atol=1e-3)
+    np.testing.assert_allclose(hessian @ blocks.flat, blocks.flat_curvature * blocks.flat, atol=1e-3)
 
 
 @pytest.mark.parametrize("centre", ["zero", "identity"])

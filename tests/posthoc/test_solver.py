@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
+from longtail.posthoc.curvature import Blocks
 from longtail.posthoc.solver import Problem, minimise
 
 
@@ -30,8 +31,8 @@ class Quadratic(Problem):
         noise = self.noise * np.sin(1e9 * x.sum()) if self.noise else 0.0
         return value + 1.0 + noise, gradient
 
-    def blocks(self, x):
-        return self.aa, self.ab, self.bb
+    def with_blocks(self, x):
+        return *self.value_and_gradient(x), Blocks(self.aa, self.ab, self.bb, np.full(len(self.aa), np.inf))
 
 
 class Unpaired(Quadratic):
@@ -62,7 +63,7 @@ def test_without_pairs_it_is_plain_l_bfgs():
 
 def test_a_start_at_the_optimum_costs_one_pass():
     problem = Quadratic()
-    solution = minimise(problem, problem.best.copy(), reference=np.zeros(60))
+    solution = minimise(problem, problem.best.copy(), first=1.0)
     assert solution.converged
     assert solution.evaluations == 1
 

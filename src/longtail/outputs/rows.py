@@ -23,6 +23,7 @@ class LogitRows:
         features: (N, D), instead of logits.
         weight: (K, D) of the head, with features.
         bias: (K,) of the head, with features.
+        chosen: (N,) which rows of these arrays are meant; all of them if omitted.
     """
 
     def __init__(
@@ -32,21 +33,30 @@ class LogitRows:
         features: np.ndarray | Tensor | None = None,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
+        chosen: np.ndarray | None = None,
     ) -> None:
         self._rows = logits if logits is not None else features
         self._weight = None if logits is not None else weight
         self._bias = bias
+        self._chosen = chosen
+
+    def only(self, chosen: np.ndarray) -> LogitRows:
+        """Some of the rows, by their numbers; they stay where they are and are read when they are asked for."""
+        places = chosen if self._chosen is None else self._chosen[chosen]
+        if self._weight is None:
+            return LogitRows(self._rows, chosen=places)
+        return LogitRows(features=self._rows, weight=self._weight, bias=self._bias, chosen=places)
 
     @property
     def shape(self) -> tuple[int, int]:
         assert self._rows is not None
         columns = self._rows.shape[1] if self._weight is None else self._weight.shape[0]
-        return self._rows.shape[0], columns
+        return self._rows.shape[0] if self._chosen is None else len(self._chosen), columns
 
     def read(self, rows: slice | np.ndarray) -> Tensor:
         """Logits of some rows, (B, K) float32."""
         assert self._rows is not None
-        chunk = writable(self._rows[rows]).to(torch.float32)
+        chunk = writable(self._rows[rows if self._chosen is None else self._chosen[rows]]).to(torch.float32)
         if self._weight is None:
             return chunk
         return torch.nn.functional.linear(chunk, self._weight, self._bias)
@@ -54,7 +64,7 @@ class LogitRows:
     @property
     def stored(self) -> LogitRows:
         """What is read from disk or memory: the logits themselves, or the features they are computed from."""
-        return self if self._weight is None else LogitRows(self._rows)
+        return self if self._weight is None else LogitRows(self._rows, chosen=self._chosen)
 
     def of_labels(self, rows: slice, labels: Tensor) -> Tensor:
         """The logit of each row's own class, (B,) float64; from features this costs no pass over all classes."""

@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.data.imbalance import few_per_class
 from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.outputs.rows import LogitRows
+from longtail.posthoc.curvature import Blocks
 from longtail.posthoc.solver import Problem
 
 SMALL_PROBLEM = 1 << 22  # logits
-
+PART = 4  # a smaller problem has at most one in so many rows
+FEWEST = 3  # of each class, so that a part of the rows is still like all of them
 
 REFERENCE_CLASSES = 10
 
@@ -31,6 +34,22 @@ def ridge_per_number(ridge: float, num_classes: int) -> float:
     (0.0005, 5e-06)
     """
     return ridge * REFERENCE_CLASSES / num_classes
+
+
+def _largest_part(class_counts: np.ndarray, rows: int) -> int:
+    """How many samples of each class, at most, are no more rows than asked for.
+
+    >>> _largest_part(np.array([100, 10, 2]), 20)
+    9
+    """
+    low, high = 0, int(class_counts.max())
+    while low < high:
+        middle = (low + high + 1) // 2
+        if np.minimum(class_counts, middle).sum() <= rows:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class AffineProblem(Problem):
@@ -84,6 +103,34 @@ class AffineProblem(Problem):
         self._work_in(torch.float64)
         return True
 
+    def smaller(self) -> AffineProblem | None:
+        """A few rows of each class, weighing as much as all of that class: tail classes are whole, the head is thin."""
+        size, classes = self.rows.shape
+        if size * classes <= SMALL_PROBLEM:
+            return None
+        labels = self.labels.numpy()
+        counts = np.bincount(labels, minlength=classes)
+        most = _largest_part(counts, size // PART)
+        if most < FEWEST:
+            return None
+        chosen = few_per_class(labels, most, seed=0)
+        own, weights = self.labels[chosen], self.sample_weights[chosen]
+        whole, kept = (torch.zeros(classes, dtype=torch.float64) for _ in range(2))
+        whole.index_add_(0, self.labels, self.sample_weights)
+        kept.index_add_(0, own, weights)
+        part = AffineProblem(
+            self.rows.only(chosen),
+            own,
+            weights * torch.where(kept > 0, whole / kept, 1.0)[own],
+            self.norms,
+            ridge=self.ridge,
+            centre=self.centre,
+            shifts=self.shifts,
+            world=self.world,
+        )
+        part.share = self.share * len(chosen) / size
+        return part
+
     def _label_sums(self) -> Tensor:
         """The part of the gradient that does not depend on x: minus what the true classes pull."""
         sums = torch.zeros(2, self.rows.shape[1], dtype=torch.float64)
@@ -104,8 +151,28 @@ class AffineProblem(Problem):
             yield rows, logits, calibrated
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        totals = torch.zeros(1 + self._targets.numel(), dtype=torch.float64)  # one exchange between processes
-        value, sums = totals[:1], totals[1:].view_as(self._targets)
+        value, gradient, _ = self._sums(x, blocks=False)
+        return value, gradient
+
+    def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
+        value, gradient, (bent, cross, steep) = self._sums(x, blocks=True)
+        aa, bb = steep + self.ridge, bent + self.ridge
+        if not self.shifts:
+            return value, gradient, Blocks(aa, 0 * cross, 0 * bb + 1, np.sqrt(bb) / self.norms.numpy())
+        # The softmax does not see a shift common to all classes; only the ridge does.
+        common = np.concatenate([np.zeros(len(bb)), 1 / self.norms.numpy()])
+        # A change of the logits by 1, on average over the samples that bend the loss.
+        reach = np.sqrt(bb) / self.norms.numpy()
+        return value, gradient, Blocks(aa, cross, bb, reach, common, self.ridge)
+
+    def _sums(self, x: np.ndarray, *, blocks: bool) -> tuple[float, np.ndarray, np.ndarray]:
+        """Value, gradient (2K,) and, if asked for, sums (3, K) of `w p (1 - p)` with beta's norms twice, once, never.
+
+        The processes exchange all of it at once.
+        """
+        classes = self.rows.shape[1]
+        totals = torch.zeros(1 + (5 if blocks else 2) * classes, dtype=torch.float64)
+        value, sums, bent = totals[:1], totals[1 : 1 + 2 * classes].view(2, classes), totals[1 + 2 * classes :]
         sums -= self._targets
         for rows, logits, work in self._calibrate(x):
             highest = work.amax(1, keepdim=True)
@@ -113,30 +180,28 @@ class AffineProblem(Problem):
             work.sub_(highest).exp_()
             total = work.sum(1)
             value += (self.sample_weights[rows] * (total.double().log() + (highest - own).squeeze(1))).sum()
-            weights = self._weights[rows] / total
+            weights = self._weights[rows]
+            if blocks:
+                self._add_bends(bent.view(3, classes), work / total.unsqueeze(1), logits, weights)
+            weights = weights / total
             sums[1] += torch.mv(work.T, weights)
             sums[0] += torch.mv(work.mul_(logits).T, weights)
-        sums[1] *= self.norms
         self.world.sum(totals)
+        sums[1] *= self.norms
         pull = x - self.centre
         gradient = sums.flatten().numpy() + self.ridge * pull
         if not self.shifts:
             gradient[len(gradient) // 2 :] = 0.0
-        return float(value) + 0.5 * self.ridge * float(pull @ pull), gradient
+        if blocks:
+            bent.view(3, classes)[0] *= self.norms**2
+            bent.view(3, classes)[1] *= self.norms
+        return float(value) + 0.5 * self.ridge * float(pull @ pull), gradient, bent.view(-1, classes).numpy()
 
-    def blocks(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        sums = torch.zeros(3, self.rows.shape[1], dtype=torch.float64)
-        for rows, logits, work in self._calibrate(x):
-            work.sub_(work.logsumexp(1, keepdim=True)).exp_()
-            work.addcmul_(work, work, value=-1)  # p (1 - p)
-            for power in (0, 1, 2):
-                sums[power] += torch.mv(work.T, self._weights[rows])
-                if power < 2:
-                    work.mul_(logits)
-        sums[1] *= self.norms
-        sums[0] *= self.norms**2
-        self.world.sum(sums)
-        bb, ab, aa = sums.numpy()
-        if not self.shifts:
-            return aa + self.ridge, 0 * ab, 0 * bb + 1
-        return aa + self.ridge, ab, bb + self.ridge
+    @staticmethod
+    def _add_bends(sums: Tensor, probabilities: Tensor, logits: Tensor, weights: Tensor) -> None:
+        """Add the sums over rows of `w p (1 - p) z^power` for the powers 0, 1 and 2."""
+        bend = probabilities.addcmul_(probabilities, probabilities, value=-1)
+        for power in (0, 1, 2):
+            sums[power] += torch.mv(bend.T, weights)
+            if power < 2:
+                bend.mul_(logits)

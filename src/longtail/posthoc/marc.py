@@ -161,8 +161,10 @@ class MARC(AffinePostHoc):
             )
         problem = self.problem(data, weights)
         passes = 500 if self.max_iter is None else self.max_iter
-        start, reference = (identity, None) if warm is None else (warm, identity)
-        return minimise(problem, start, reference=reference, tolerance=self.tolerance, max_evaluations=passes)
+        start, first = identity, None
+        if warm is not None:
+            start, first = warm, float(np.abs(problem.value_and_gradient(identity)[1]).max())
+        return minimise(problem, start, first=first, tolerance=self.tolerance, max_evaluations=passes)
 
     def _identity(self, data: FitData) -> np.ndarray:
         """Omega 1 and beta 0: the classifier as it is."""

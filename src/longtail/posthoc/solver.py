@@ -1,13 +1,13 @@
 """One minimiser for every convex post-hoc problem: few passes over the data, to the optimum.
 
-A problem gives its value, its gradient and, where it has them, the 2x2 diagonal blocks of its
-Hessian (one per class). SciPy's L-BFGS-B does the steps; around it stand three things that make
-the number of passes small, whatever the class sizes:
+A problem gives its value and its gradient. Where it also has the 2x2 blocks of its Hessian (one per class)
+and a smaller version of itself, the number of passes over all rows is small, whatever the class sizes:
 
-- rounds: a short one in the given variables, then rounds in variables scaled by the blocks of the
-  Hessian at the point reached, where all classes, head or tail, are equally easy;
-- near the optimum the change of the value drowns in float32 rounding while the gradient does not,
-  so small changes of the value are taken from the gradient (trapezoid rule);
+- a small part of the rows is solved first, roughly, then a larger one from its answer, then all of them;
+- steps are those of L-BFGS in variables scaled by the blocks, where all classes, head or tail, are equally easy
+  (`curvature`); after some passes the blocks are taken anew where the search stands;
+- near the optimum the change of the value drowns in float32 rounding while the gradient does not, so small changes
+  of the value are taken from the gradient (trapezoid rule);
 - "solved" means that the largest entry of the gradient fell to a given share of that at the start.
 
 A problem that sums over several processes does so in its own methods; as all processes see the
@@ -16,45 +16,54 @@ same sums, they take the same steps.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 
-FIRST_ROUND = 0.1  # the round without scaling ends when the gradient fell to this share
-FIRST_EVALUATIONS = 15
-MEMORY = 20
+from longtail.posthoc.curvature import Blocks, Memory, Scaling, Unscaled
+
+ROUGH = 1e-2  # to what share a part is solved: its answer differs by more from that of all rows
+FAR_ROUND, ROUND = 4, 10  # passes before the blocks are taken anew
 NEGLIGIBLE = 1e-13  # a gradient that is rounding of a loss of about 1: there is nothing to move
 SMALL_CHANGE = 1e-6  # relative changes of the value below this are taken from the gradient
+DECREASE, FLATTER = 1e-4, 0.9  # Wolfe's conditions on a step: value falls, slope is smaller
 
 
 class Problem(ABC):
     """A smooth convex function of a vector; `paired` if that is [a, b] with one pair per class."""
 
     paired = False
+    share = 1.0
+    """How much of a pass over all rows one evaluation is."""
 
     @abstractmethod
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """One pass over the data."""
 
+    def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
+        """The same with the blocks of the Hessian, in one pass; asked only of paired problems."""
+        raise TypeError(f"{type(self).__name__} is not paired")
+
+    def smaller(self) -> Problem | None:
+        """Nearly the same problem on fewer rows; None if that would save nothing."""
+        return None
+
     def refine(self) -> bool:
         """Work more precisely from now on; False if that is not possible."""
         return False
-
-    def blocks(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Entries (aa, ab, bb) of each pair's block of the Hessian; asked only of paired problems."""
-        raise TypeError(f"{type(self).__name__} is not paired")
 
 
 @dataclass(frozen=True)
 class Solution:
     """Where the minimiser stopped, and how good that is.
 
-    `gradient` is its largest entry relative to the reference; None where it was not computed.
+    `evaluations` counts passes over all rows; one over a part counts as its share.
+    `gradient` is its largest entry relative to the first; None where it was not computed.
     """
 
     x: np.ndarray
@@ -69,7 +78,7 @@ def minimise(
     problem: Problem,
     start: np.ndarray,
     *,
-    reference: np.ndarray | None = None,
+    first: float | None = None,
     tolerance: float = 1e-5,
     max_evaluations: int = 500,
 ) -> Solution:
@@ -78,116 +87,140 @@ def minimise(
     Args:
         problem: what to minimise.
         start: first point.
-        reference: point whose gradient the tolerance is a share of (default: the start). If there is
-            one, the start counts as good already and the round without scaling is left out.
-        tolerance: largest entry of the gradient at the end, relative to the reference.
+        first: largest entry of the gradient that the tolerance is a share of (default: that at the start). If it
+            is given, the start counts as good already and no smaller problem is solved before.
+        tolerance: largest entry of the gradient at the end, relative to the first.
         max_evaluations: passes over the data before giving up.
     """
     began = time.perf_counter()
-    search = _Search(problem, start, max_evaluations)
-    first = search.gradient if reference is None else np.abs(problem.value_and_gradient(reference)[1]).max()
-    goal = max(tolerance * float(first), NEGLIGIBLE)
-    if not problem.paired:
-        search.run(goal, max_evaluations)
-    elif reference is None:
-        search.run(max(goal, FIRST_ROUND * float(first)), FIRST_EVALUATIONS)
-    while problem.paired and search.gradient > goal and search.left > 0:
-        search.run(goal, max_evaluations, _Scaling(*problem.blocks(search.x)))
-        if not search.advanced:
-            if not problem.refine():
-                break
-            search.move_to(search.x)
-    relative = search.gradient / float(first) if first else 0.0
-    if not search.gradient <= goal:  # nor if it is NaN
+    smaller = problem.smaller() if first is None else None
+    search = _Search(problem, start, blocks=smaller is None)
+    if first is None:
+        first = search.largest
+    goal = max(tolerance * first, NEGLIGIBLE)
+    if smaller is not None and search.largest > goal:
+        x, _ = _rough(smaller, start, search, max_evaluations)
+        search.try_point(x)
+    search.until(goal, max_evaluations)
+    relative = search.largest / first if first else 0.0
+    passes = math.ceil(search.passes - 1e-9)
+    if not search.largest <= goal:  # nor if it is NaN
         warnings.warn(
-            f"not solved: after {search.evaluations} passes the largest entry of the gradient is {relative:.1e} "
+            f"not solved: after {passes} passes the largest entry of the gradient is {relative:.1e} "
             f"of its first value, {tolerance:.0e} was asked for; increase max_iter or ridge",
             ConvergenceWarning,
             stacklevel=2,
         )
     seconds = time.perf_counter() - began
-    return Solution(search.x, search.value, search.gradient <= goal, search.evaluations, relative, seconds)
+    return Solution(search.x, search.value, search.largest <= goal, passes, relative, seconds)
 
 
-class _Scaling:
-    """Variables in which every 2x2 block of the Hessian is the identity: x = L^-T v for block = L L^T."""
-
-    def __init__(self, aa: np.ndarray, ab: np.ndarray, bb: np.ndarray) -> None:
-        self.first = np.sqrt(aa)
-        self.cross = ab / self.first
-        # A class whose two directions look alike keeps a little of the second.
-        self.second = np.sqrt(np.maximum(bb - self.cross**2, 1e-12 * bb))
-
-    def step(self, v: np.ndarray) -> np.ndarray:
-        b = v[len(v) // 2 :] / self.second
-        a = (v[: len(v) // 2] - self.cross * b) / self.first
-        return np.concatenate([a, b])
-
-    def gradient(self, g: np.ndarray) -> np.ndarray:
-        a = g[: len(g) // 2] / self.first
-        b = (g[len(g) // 2 :] - self.cross * a) / self.second
-        return np.concatenate([a, b])
+def _rough(problem: Problem, start: np.ndarray, whole: _Search, limit: int) -> tuple[np.ndarray, float]:
+    """About the answer of a part of the rows, by way of a smaller part of them; and the largest first gradient."""
+    smaller, first = problem.smaller(), 0.0
+    if smaller is not None:
+        start, first = _rough(smaller, start, whole, limit)
+    search = _Search(problem, start)
+    first = first or search.largest
+    search.until(ROUGH * first, limit)
+    whole.passes += search.passes
+    return search.x, first
 
 
 class _Search:
-    """The point reached so far, and rounds of L-BFGS-B that move it."""
+    """The point reached so far, and steps that move it."""
 
-    def __init__(self, problem: Problem, start: np.ndarray, max_evaluations: int) -> None:
+    def __init__(self, problem: Problem, start: np.ndarray, *, blocks: bool = True) -> None:
         self.problem = problem
-        self.left = max_evaluations
-        self.evaluations = 0
-        self.advanced = True
-        self.move_to(start)
+        self.passes = 0.0
+        self.x = start
+        self._evaluate_here(blocks)
 
-    def move_to(self, x: np.ndarray) -> None:
-        """Evaluate a point and go on from it."""
-        self._accepted = self._latest = (x, *self._evaluate(x))
-
-    @property
-    def x(self) -> np.ndarray:
-        return self._accepted[0]
-
-    @property
-    def value(self) -> float:
-        return self._accepted[1]
+    def _evaluate_here(self, blocks: bool = True) -> None:
+        self.blocks: Blocks | None = None
+        self.passes += self.problem.share
+        if blocks and self.problem.paired:
+            self.value, self.gradient, self.blocks = self.problem.with_blocks(self.x)
+        else:
+            self.value, self.gradient = self.problem.value_and_gradient(self.x)
 
     @property
-    def gradient(self) -> float:
+    def largest(self) -> float:
         """Largest entry of the gradient."""
-        return float(np.abs(self._accepted[2]).max())
+        return float(np.abs(self.gradient).max())
 
-    def _evaluate(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        self.evaluations += 1
-        self.left -= 1
-        return self.problem.value_and_gradient(x)
+    def try_point(self, x: np.ndarray) -> None:
+        """Go on from another point, if it is better."""
+        before = self.x, self.value, self.gradient
+        self.x = x
+        self._evaluate_here()
+        if not self.value < before[1]:
+            (self.x, self.value, self.gradient), self.blocks = before, None
 
-    def run(self, goal: float, limit: int, scaling: _Scaling | None = None) -> None:
-        """One round: until the gradient reaches the goal, progress ends or `limit` passes are used."""
-        origin, before = self.x, (self.value, self.gradient)
-        reported = self.value
+    def until(self, goal: float, limit: int) -> None:
+        """Rounds of steps until the gradient reaches the goal, progress ends or `limit` passes are used."""
+        limit_here = limit * self.problem.share
+        while self.largest > goal and self.passes < limit_here:
+            before = self.value, self.largest
+            if self.problem.paired and self.blocks is None:
+                self._evaluate_here()
+            self._round(goal, limit_here)
+            if not (self.value < before[0] or self.largest < before[1]):
+                if not self.problem.refine():
+                    break
+                self._evaluate_here()
 
-        def function(v: np.ndarray) -> tuple[float, np.ndarray]:
-            nonlocal reported
-            x = origin + (scaling.step(v) if scaling else v)
-            if np.any(v):
-                last_x, last_value, last_gradient = self._latest
-                value, gradient = self._evaluate(x)
-                change = value - last_value
-                if abs(change) < SMALL_CHANGE * abs(value):
-                    change = 0.5 * float((gradient + last_gradient) @ (x - last_x))
-                reported += change
-                self._latest = (x, value, gradient)
-            gradient = self._latest[2]
-            return reported, scaling.gradient(gradient) if scaling else gradient
+    def _round(self, goal: float, limit: float) -> None:
+        """Steps of L-BFGS in one set of variables."""
+        scaling = Scaling(self.blocks, self.gradient) if self.blocks else Unscaled()
+        length = math.inf if not self.blocks else FAR_ROUND if scaling.is_far else ROUND
+        end = min(limit, self.passes + length * self.problem.share)
+        memory = Memory()
+        while self.largest > goal and self.passes < end:
+            slopes = scaling.gradient(self.gradient)
+            direction = memory.direction(slopes)
+            if not slopes @ direction < 0:
+                memory, direction = Memory(), -slopes
+            # Without scaling nothing is known about the length of the first step.
+            size = 1.0 if self.blocks or len(memory) else min(1.0, 1 / float(np.linalg.norm(slopes)))
+            taken = self._step(scaling.step(direction), size, goal, end)
+            if taken is None:
+                break
+            memory.add(taken * direction, scaling.gradient(self.gradient) - slopes)
+        self.blocks = None
 
-        def accept(intermediate_result: object) -> None:
-            # SciPy calls this right after it evaluated the point that it accepts.
-            self._accepted = self._latest
-            if self.gradient <= goal:
-                raise StopIteration
+    def _step(self, direction: np.ndarray, size: float, goal: float, end: float) -> float | None:
+        """Go some way along a direction; returns how far, or None if no acceptable point was found.
 
-        self._latest = self._accepted
-        passes = min(limit, self.left)
-        options = {"maxcor": MEMORY, "maxfun": passes, "maxiter": passes, "ftol": 0.0, "gtol": 0.0}
-        minimize(function, np.zeros_like(origin), jac=True, method="L-BFGS-B", callback=accept, options=options)
-        self.advanced = self.value < before[0] or self.gradient < before[1]
+        Along a line the slope of a convex function only grows: points are too short, too far, or good.
+        """
+        slope = float(self.gradient @ direction)
+        short, far = (0.0, slope), (math.inf, math.nan)
+        while self.passes < end and far[0] - short[0] > 1e-12:
+            self.passes += self.problem.share
+            x = self.x + size * direction
+            value, gradient = self.problem.value_and_gradient(x)
+            there = float(gradient @ direction)
+            change = value - self.value
+            if abs(change) < SMALL_CHANGE * abs(value):
+                change = 0.5 * size * (slope + there)
+            is_low = change <= DECREASE * size * slope
+            if is_low and (abs(there) <= -FLATTER * slope or np.abs(gradient).max() <= goal):
+                self.x, self.value, self.gradient = x, value, gradient
+                return size
+            if is_low and there < 0:
+                short = (size, there)
+            else:
+                far = (size, there)
+            size = _between(short, far)
+        return None
+
+
+def _between(short: tuple[float, float], far: tuple[float, float]) -> float:
+    """Where to look next: where a straight line through both slopes is 0, well inside; beyond, if none is too far."""
+    if far[0] == math.inf:
+        return 4 * short[0]
+    width = far[0] - short[0]
+    rise = far[1] - short[1]
+    guess = -short[1] / rise if rise > 0 else 0.5
+    return short[0] + width * min(max(guess, 0.1), 0.9)
