@@ -2,8 +2,9 @@
 
 437,513 features of 256 numbers with the real class counts (8,142 classes) are made and written to a
 memory-mapped file, row by row; `exact` then runs in a process of its own and computes the logits chunk by
-chunk in every pass. Reported: time, passes over the data, peak resident memory, and balanced accuracy
-on 3 fresh samples per class before and after.
+chunk in every pass. Reported: processor time, passes over the data, growth of resident memory, the speed of the
+product of features and head beside that of a large square product, and balanced accuracy on 3 fresh samples per
+class before and after.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import peak_memory_mb, restart_peak_memory, seconds, shared_folder, write_results
+from common import peak_memory_mb, restart_peak_memory, shared_folder, write_results
 
 from longtail import MARC, Outputs
 from longtail.core.mapped import create
@@ -78,24 +79,44 @@ def balanced(outputs: Outputs, scale: np.ndarray, shift: np.ndarray) -> float:
     return 100 * right / len(outputs)
 
 
+def processor_seconds(action: Callable[[], object]) -> float:
+    before = time.process_time()
+    action()
+    return time.process_time() - before
+
+
+def product_speeds(outputs: Outputs) -> tuple[float, float]:
+    """Billions of float32 operations in a processor second: logits from features by chunks; a large square product."""
+    size = min(len(outputs), 20 * outputs.rows().chunk_rows)
+    square, out = torch.randn(2048, 2048), torch.empty(2048, 2048)
+    chunks, large = [], []
+    for _ in range(5):  # in turns, so that both see the machine alike
+        chunks.append(processor_seconds(lambda: [None for _ in outputs.rows().chunks(0, size)]))
+        large.append(processor_seconds(lambda: torch.mm(square, square, out=out)))
+    return (2 * size * outputs.num_classes * WIDTH / min(chunks) / 1e9, 2 * 2048**3 / min(large) / 1e9)
+
+
 def solve(train: Path, test: Path) -> dict[str, float]:
     """Calibrate in this process and measure what it takes."""
-    restart_peak_memory()
+    torch.logsumexp(torch.randn(1000, 1000), 1)  # what torch needs for itself is not counted
+    at_first = restart_peak_memory()
     outputs, held_out = Outputs.open(train), Outputs.open(test)
     marc = MARC()
-    before = time.process_time()
-    whole = seconds(lambda: marc.fit(outputs))
-    processor = time.process_time() - before
+    processor = processor_seconds(lambda: marc.fit(outputs))
     memory = peak_memory_mb()
-    one_pass = seconds(lambda: [logits.logsumexp(1) for _, logits in outputs.rows().chunks(0, len(outputs) // 10)])
+    part = len(outputs) // 10
+    one_pass = processor_seconds(lambda: [logits.logsumexp(1) for _, logits in outputs.rows().chunks(0, part)])
+    product, large = product_speeds(outputs)
     return {
-        "seconds": whole,
         "processor": processor,
         "one_pass": 10 * one_pass,
         "passes": marc.result_.iterations,
         "gradient": marc.result_.gradient or 0.0,
         "converged": float(marc.result_.converged),
         "memory": memory,
+        "growth": memory - at_first,
+        "product": product,
+        "large": large,
         "before": balanced(held_out, np.ones(held_out.num_classes), np.zeros(held_out.num_classes)),
         "after": balanced(held_out, marc.scale_, marc.shift_),
     }
@@ -123,10 +144,12 @@ def main() -> None:
         "logits, GB": 4 * samples * classes / 2**30,
         "features, GB": size / 2**30,
         "peak resident memory, GB": taken["memory"] / 1024,
+        "growth after imports / features": taken["growth"] * 2**20 / size,
         "passes": taken["passes"],
-        "seconds": taken["seconds"],
         "processor seconds": taken["processor"],
-        "seconds of one pass (logits and logsumexp)": taken["one_pass"],
+        "of one pass (logits and logsumexp)": taken["one_pass"],
+        "product, GFLOP/s": taken["product"],
+        "% of a large square product": 100 * taken["product"] / taken["large"],
         "gradient / first": taken["gradient"],
         "solved": "yes" if taken["converged"] else "no",
         "balanced before": taken["before"],
@@ -137,9 +160,10 @@ def main() -> None:
         "Calibration at the size of iNaturalist 2018",
         [row],
         "Class counts are the real ones, features (256 numbers) are synthetic and memory-mapped; logits are computed "
-        "from them chunk by chunk in every pass. Peak resident memory is that of the whole solving process, its "
-        "libraries and the mapped pages included. The machine was not idle: "
-        "processor seconds are what the solve takes on one thread of it. Asked for: ≤ 4 GB.",
+        "from them chunk by chunk in every pass. A pass over a part of the rows counts as its share. Memory is resident "
+        "memory of the solving process, the mapped pages included. The machine was not idle: processor seconds are "
+        "what the work takes on one thread of it. Asked for: ≤ 14 passes, growth ≤ 1.1 x the features, a product at "
+        "≥ 60 % of the speed of a large square one.",
         share=arguments.share,
     )
 

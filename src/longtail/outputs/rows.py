@@ -11,7 +11,7 @@ from torch import Tensor
 from longtail.core.arrays import writable
 
 CHUNK_NUMBERS = 1 << 19  # logits worked on at a time: 2 MB in float32
-COMPUTED_NUMBERS = 1 << 20  # of logits computed from features: a larger product makes more of the weights it reads
+COMPUTED_NUMBERS = 1 << 21  # of logits computed from features: a larger product makes more of the weights it reads
 CHUNK_ROWS = 2048  # more would lose digits where float32 numbers of one chunk are added up
 
 
