@@ -160,10 +160,10 @@ def main() -> None:
         "Calibration at the size of iNaturalist 2018",
         [row],
         "Class counts are the real ones, features (256 numbers) are synthetic and memory-mapped; logits are computed "
-        "from them chunk by chunk in every pass. A pass over a part of the rows counts as its share. Memory is resident "
-        "memory of the solving process, the mapped pages included. The machine was not idle: processor seconds are "
-        "what the work takes on one thread of it. Asked for: ≤ 14 passes, growth ≤ 1.1 x the features, a product at "
-        "≥ 60 % of the speed of a large square one.",
+        "from them chunk by chunk in every pass. A pass over a part of the rows counts as its share. Memory is "
+        "resident memory of the solving process, the mapped pages included. The machine was not idle: processor "
+        "seconds are what the work takes on one thread of it. Asked for: ≤ 14 passes, growth ≤ 1.1 x the features, "
+        "a product at ≥ 60 % of the speed of a large square one.",
         share=arguments.share,
     )
 

@@ -157,6 +157,76 @@ def test_exact_converges_whatever_the_classes_and_scales(seed, classes, gamma, s
     assert marc.result_.iterations < 150
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 1000),
+    st.integers(3, 12),
+    st.floats(0, 2),
+    st.sampled_from(["plain", "separable", "large", "alike", "constant"]),
+)
+def test_by_way_of_parts_it_is_the_same_answer_whatever_the_data(seed, classes, gamma, kind):
+    from longtail.posthoc import affine
+
+    rng = np.random.default_rng(seed)
+    counts = np.maximum((400 * 0.02 ** (np.arange(classes) / (classes - 1))).astype(int), 1)
+    y = np.repeat(np.arange(classes), counts)
+    logits = rng.normal(size=(len(y), classes)) + {"separable": 12, "large": 30}.get(kind, 1) * np.eye(classes)[y]
+    if kind == "large":
+        logits *= 10 * rng.normal(1, 0.5, len(y))[:, None]
+    if kind == "alike":
+        logits[:, 1] = logits[:, 0]
+    if kind == "constant":
+        logits[:, 2] = 0.7
+    whole = MARC(gamma=gamma, tolerance=1e-8).fit(logits, y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(affine, "SMALL_PROBLEM", 0)
+        parts = MARC(gamma=gamma, tolerance=1e-8).fit(logits, y)
+    assert whole.result_.converged
+    assert parts.result_.converged
+    # A shift common to all classes changes no answer.
+    difference = parts.transform(logits) - whole.transform(logits)
+    difference -= difference.mean(1, keepdims=True)
+    assert np.abs(difference).max() <= 1e-5 * max(1.0, np.abs(logits).max())
+
+
+def test_few_passes_are_enough(monkeypatch):
+    from longtail.posthoc import affine
+
+    rng = np.random.default_rng(0)
+    classes = 60
+    counts = (400 * 0.01 ** (np.arange(classes) / (classes - 1))).astype(int)
+    y = np.repeat(np.arange(classes), counts)
+    logits = 1.5 * rng.normal(size=(len(y), classes)) + 3 * np.eye(classes)[y] + np.log(counts) / 2
+    assert MARC().fit(logits, y).result_.iterations <= 14
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 1 << 14)
+    assert MARC().fit(logits, y).result_.iterations <= 13
+
+
+def test_a_path_of_gammas_is_the_solves_one_by_one(cifar_features):
+    data = cifar_features
+    outputs = Outputs(data["y"], np.bincount(data["y"]), logits=data["views"][0], head_weight=data["weight"])
+    path = MARC(tolerance=1e-7).fit_path(outputs, [1.2, 0.3, 0.7])
+    assert list(path) == [1.2, 0.3, 0.7]
+    for gamma, fitted in path.items():
+        alone = MARC(gamma, tolerance=1e-7).fit(outputs)
+        assert fitted.result_.converged
+        np.testing.assert_allclose(fitted.omega_, alone.omega_, atol=1e-4)
+        np.testing.assert_allclose(fitted.beta_, alone.beta_, atol=1e-4)
+
+
+def test_gamma_auto_chooses_as_trying_all_would(cifar_features):
+    data = cifar_features
+    outputs = Outputs(data["y"], np.bincount(data["y"]), logits=data["views"][0], head_weight=data["weight"])
+    held_out = data["test"][::4], data["test_y"][::4]
+    auto = MARC("auto").fit(data["views"][0], data["y"], weight_norms=data["norms"], validation=held_out)
+    scores = {}
+    for gamma, fitted in MARC().fit_path(outputs).items():
+        right = fitted.predict(held_out[0]) == held_out[1]
+        scores[gamma] = np.mean([right[held_out[1] == c].mean() for c in range(10)])
+    assert scores[auto.gamma_] >= max(scores.values()) - 0.002
+    assert auto.result_.gradient <= 1e-5
+
+
 def test_many_steps_of_sgd_come_to_the_exact_optimum():
     logits, y, _, norms = problem_data()
     exact = MARC(ridge=0.01).fit(logits, y, weight_norms=norms)

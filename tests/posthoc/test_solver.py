@@ -88,3 +88,80 @@ def test_giving_up_is_loud():
     with pytest.warns(ConvergenceWarning, match="not solved: after 4 passes"):
         solution = minimise(Unpaired(), np.zeros(60), max_evaluations=4)
     assert not solution.converged
+
+
+class WithPart(Quadratic):
+    """Has a smaller problem whose answer is somewhere else."""
+
+    def __init__(self, off):
+        super().__init__(coupling=1e-3)
+        self.off = off
+
+    def smaller(self):
+        part = Quadratic()
+        part.best = self.best + self.off
+        part.share = 0.25
+        self.part = part
+        return part
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3, 1e3])
+def test_a_part_helps_and_does_not_mislead(off):
+    plain, problem = Quadratic(coupling=1e-3), WithPart(off)
+    expected = minimise(plain, np.zeros(60), tolerance=1e-10)
+    solution = minimise(problem, np.zeros(60), tolerance=1e-10)
+    assert solution.converged
+    assert solution.evaluations == np.ceil(problem.calls + 0.25 * problem.part.calls)
+    assert solution.value <= expected.value + 1e-8
+    if not off:
+        assert problem.calls <= plain.calls
+
+
+def test_a_known_flat_direction_costs_nothing():
+    """Quadratics that differ by a shift common to all classes have nearly the same blocks."""
+
+    class Flat(Quadratic):
+        known = True
+
+        def value_and_gradient(self, x):
+            self.calls += 1
+            d = x - self.best
+            b = d[30:]
+            gradient = np.concatenate([d[:30], b - b.mean()]) + 1e-6 * d
+            return 0.5 * d @ gradient + 1.0, gradient
+
+        def with_blocks(self, x):
+            flat = np.repeat([0.0, 1.0], 30)
+            ones = np.ones(30)
+            blocks = Blocks(ones, 0 * ones, ones, np.inf * ones, *((flat, 1e-6) if self.known else ()))
+            return *self.value_and_gradient(x), blocks
+
+    known, unknown = Flat(), Flat()
+    unknown.known = False
+    solutions = [minimise(problem, np.zeros(60), tolerance=1e-8) for problem in (known, unknown)]
+    assert all(solution.converged for solution in solutions)
+    assert solutions[0].evaluations <= 4 < solutions[1].evaluations
+
+
+def test_steps_beyond_the_reach_of_the_blocks_are_damped():
+    """A logistic loss far on its flat side: the block is tiny there, and Newton's step much too long."""
+
+    class Logistic(Problem):
+        paired = True
+        trials = ()
+
+        def value_and_gradient(self, x):
+            self.trials = (*self.trials, float(np.abs(x).max()))
+            p = 1 / (1 + np.exp(-x))
+            return float(np.sum(np.logaddexp(0, x) - 0.5 * x)), p - 0.5
+
+        def with_blocks(self, x):
+            p = 1 / (1 + np.exp(-x))
+            a, b = np.split(p * (1 - p), 2)
+            return *self.value_and_gradient(x), Blocks(a, 0 * a, b, np.sqrt(b))
+
+    problem = Logistic()
+    solution = minimise(problem, np.full(8, 12.0), tolerance=1e-8)
+    assert solution.converged
+    assert max(problem.trials) < 1e3  # Newton's first step: 8e4
+    np.testing.assert_allclose(solution.x, 0, atol=1e-6)

@@ -25,7 +25,7 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc, FitResult
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, require_validation
+from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, between, halving, require_validation
 from longtail.posthoc.settings import check_exact, check_sgd, number_or_auto
 from longtail.posthoc.sgd import train_affine
 from longtail.posthoc.solver import Solution, minimise
@@ -33,6 +33,8 @@ from longtail.posthoc.solver import Solution, minimise
 PAPER_GAMMA = 1.2
 RELEASE_WARMUP = 800  # steps
 ENOUGH_IMAGES, FEWEST_IMAGES = 800, 50
+COARSE = 4  # every so many gammas are compared before those around the best of them
+ROUGH = 1e-3  # tolerance that is enough to compare gammas
 
 
 def class_weights(class_counts: np.ndarray, gamma: float) -> np.ndarray:
@@ -143,7 +145,10 @@ class MARC(AffinePostHoc):
     def n_parameters_(self) -> int:
         return 2 * len(self.omega_)
 
-    def _solve(self, data: FitData, gamma: float, warm: np.ndarray | None = None) -> Solution:
+    def _solve(
+        self, data: FitData, gamma: float, known: dict[float, Solution] | None = None, tolerance: float | None = None
+    ) -> Solution:
+        """The answer for one gamma; `known` answers for others tell where it is."""
         identity = self._identity(data)
         weights = torch.from_numpy(class_weights(data.class_counts, gamma) * data.frequency)
         if self.solver == "sgd":
@@ -162,9 +167,10 @@ class MARC(AffinePostHoc):
         problem = self.problem(data, weights)
         passes = 500 if self.max_iter is None else self.max_iter
         start, first = identity, None
-        if warm is not None:
-            start, first = warm, float(np.abs(problem.value_and_gradient(identity)[1]).max())
-        return minimise(problem, start, first=first, tolerance=self.tolerance, max_evaluations=passes)
+        if known:
+            start = between({other: solution.x for other, solution in known.items()}, gamma)
+            first = float(np.abs(problem.value_and_gradient(identity)[1]).max())
+        return minimise(problem, start, first=first, tolerance=tolerance or self.tolerance, max_evaluations=passes)
 
     def _identity(self, data: FitData) -> np.ndarray:
         """Omega 1 and beta 0: the classifier as it is."""
@@ -186,24 +192,31 @@ class MARC(AffinePostHoc):
         )
 
     def _choose_gamma(self, data: FitData, validation: FitData | None) -> tuple[Solution, float]:
-        """The gamma with the best balanced accuracy on held-out outputs."""
+        """The gamma with the best balanced accuracy on held-out outputs, and the answer for it.
+
+        Some gammas are compared, then those around the best of them; rough answers are enough for that.
+        """
         held_out = require_validation(validation, "gamma")
-        solutions = self._path(data, GAMMAS)
-        scores = {}
-        for gamma, solution in solutions.items():
-            omega, beta = np.split(solution.x, 2)
-            scores[gamma] = balanced_accuracy(omega, beta * data.weight_norms, held_out)
-        chosen = best_setting(scores, PAPER_GAMMA)
-        return solutions[chosen], chosen
+        rough: dict[float, Solution] = {}
+        scores: dict[float, float] = {}
+
+        def compare(gammas: Sequence[float]) -> float:
+            for gamma in gammas:
+                rough[gamma] = self._solve(data, gamma, rough, tolerance=max(self.tolerance, ROUGH))
+                omega, beta = np.split(rough[gamma].x, 2)
+                scores[gamma] = balanced_accuracy(omega, beta * data.weight_norms, held_out)
+            return best_setting(scores, PAPER_GAMMA)
+
+        place = GAMMAS.index(compare(GAMMAS[::COARSE]))
+        chosen = compare([g for g in GAMMAS[max(place - COARSE + 1, 0) : place + COARSE] if g not in scores])
+        return self._solve(data, chosen, {chosen: rough[chosen]}), chosen
 
     def _path(self, data: FitData, gammas: Sequence[float]) -> dict[float, Solution]:
-        """One solve per gamma, each from the last one's answer."""
+        """One solve per gamma, each from what the others' answers tell of it; far ones first, then those between."""
         solutions: dict[float, Solution] = {}
-        warm = None
-        for gamma in gammas:
-            solutions[gamma] = self._solve(data, gamma, warm)
-            warm = solutions[gamma].x if self.solver == "exact" else None
-        return solutions
+        for gamma in halving(sorted(set(gammas))):
+            solutions[gamma] = self._solve(data, gamma, solutions)
+        return {gamma: solutions[gamma] for gamma in gammas}
 
     def fit_path(self, outputs: Outputs, gammas: Sequence[float] = GAMMAS) -> dict[float, MARC]:
         """A fitted MARC for each gamma, for little more than the price of one."""

@@ -20,6 +20,7 @@ from longtail.errors import UserError
 from longtail.networks.sigmoid_head import SigmoidHead
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.base import FitResult, PostHoc, folded_affine, is_trained
+from longtail.posthoc.curvature import Blocks
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.settings import check_exact
 from longtail.posthoc.solver import Problem, minimise
@@ -58,14 +59,15 @@ class _OneVersusRest(Problem):
             gradient = gradient + torch.cat([(error * logits).sum(0), error.sum(0)]).numpy()
         return value, gradient
 
-    def blocks(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
         sums = torch.zeros(3, len(x) // 2, dtype=torch.float64)
         for logits, scores, _ in self._parts(x):
             curvature = scores.sigmoid() * (-scores).sigmoid() / self.rows.shape[0]
             for power in (0, 1, 2):
                 sums[power] += (curvature * logits**power).sum(0)
         bb, ab, aa = sums.numpy()
-        return aa + self.ridge, ab, bb + self.ridge
+        bb = bb + self.ridge
+        return *self.value_and_gradient(x), Blocks(aa + self.ridge, ab, bb, reach=np.sqrt(bb))
 
 
 class PlattScaling(PostHoc):

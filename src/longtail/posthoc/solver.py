@@ -165,10 +165,11 @@ class _Search:
             if self.problem.paired and self.blocks is None:
                 self._evaluate_here()
             self._round(goal, limit_here)
-            if not (self.value < before[0] or self.largest < before[1]):
-                if not self.problem.refine():
-                    break
+            is_slow = self.value > before[0] - SMALL_CHANGE * abs(before[0]) and self.largest > 0.5 * before[1]
+            if is_slow and self.largest > goal and self.problem.refine():
                 self._evaluate_here()
+            elif not (self.value < before[0] or self.largest < before[1]):
+                break
 
     def _round(self, goal: float, limit: float) -> None:
         """Steps of L-BFGS in one set of variables."""
@@ -183,20 +184,20 @@ class _Search:
                 memory, direction = Memory(), -slopes
             # Without scaling nothing is known about the length of the first step.
             size = 1.0 if self.blocks or len(memory) else min(1.0, 1 / float(np.linalg.norm(slopes)))
-            taken = self._step(scaling.step(direction), size, goal, end)
+            taken = self._step(scaling.step(direction), size, goal, limit)
             if taken is None:
                 break
             memory.add(taken * direction, scaling.gradient(self.gradient) - slopes)
         self.blocks = None
 
-    def _step(self, direction: np.ndarray, size: float, goal: float, end: float) -> float | None:
+    def _step(self, direction: np.ndarray, size: float, goal: float, limit: float) -> float | None:
         """Go some way along a direction; returns how far, or None if no acceptable point was found.
 
         Along a line the slope of a convex function only grows: points are too short, too far, or good.
         """
         slope = float(self.gradient @ direction)
         short, far = (0.0, slope), (math.inf, math.nan)
-        while self.passes < end and far[0] - short[0] > 1e-12:
+        while self.passes < limit and far[0] - short[0] > 1e-12:
             self.passes += self.problem.share
             x = self.x + size * direction
             value, gradient = self.problem.value_and_gradient(x)
