@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ def ablation_tables(draws: int, folders: list[Path]) -> Iterator[Table]:
     sources = {"features": ("a ResNet-32 for CIFAR-10-LT 100", halo_cases.shared_features(draws))}
     sources["digits"] = ("long-tailed digits", halo_cases.digits(draws))
     if folders:
-        sources["runs"] = ("trained networks", halo_cases.runs(folders))
+        sources["runs"] = ("trained networks", halo_cases.runs(folders, os.environ.get("LONGTAIL_ROOT")))
     for part, (title, cases) in sources.items():
         found: dict[str, list[float]] = {}
         held = 0

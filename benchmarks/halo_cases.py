@@ -90,13 +90,13 @@ def frozen_features() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         return file["train"], file["train_labels"].astype(np.int64), file["test"], file["test_labels"].astype(np.int64)
 
 
-def linear_head(steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def linear_head(steps: int, seed: int, every: int) -> tuple[np.ndarray, np.ndarray]:
     """A head trained as people train a linear probe, and kept beside the features: Adam, batches of 256."""
-    kept = KEPT / f"head-{steps}-seed{seed}.npz"
+    kept = KEPT / f"head-{steps}-seed{seed}-every{every}.npz"
     if kept.is_file():
         with np.load(kept) as file:
             return file["weight"], file["bias"]
-    features, labels, _, _ = standardised()
+    features, labels, _, _ = standardised(every)
     torch.manual_seed(seed)
     head = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
     optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
@@ -112,18 +112,21 @@ def linear_head(steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def standardised() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def standardised(every: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Features of every so many-th class (1: of all), around 0 and of one scale."""
     images, labels, test, test_labels = frozen_features()
+    images, test = images[labels % every == 0], test[test_labels % every == 0]
+    labels, test_labels = (own[own % every == 0] // every for own in (labels, test_labels))
     centre, scale = images.mean(0), images.std()
     return (images - centre) / scale, labels, (test - centre) / scale, test_labels
 
 
-def frozen(seeds: int, steps: int) -> Iterator[Case]:
+def frozen(seeds: int, steps: int, every: int = 1) -> Iterator[Case]:
     """Frozen features of CIFAR-100-LT 100 under a linear head of so many steps; nothing is held out."""
-    images, labels, test, test_labels = standardised()
+    images, labels, test, test_labels = standardised(every)
     counts = np.bincount(labels)
     for seed in range(seeds):
-        weight, bias = linear_head(steps, seed)
+        weight, bias = linear_head(steps, seed, every)
         head = {"head_weight": weight, "head_bias": bias}
         seen = Outputs(labels, counts, logits=images @ weight.T + bias, features=images, split="train", **head)
         accuracy = 100 * float((np.asarray(seen.logits).argmax(1) == labels).mean())
@@ -143,8 +146,8 @@ def digits(seeds: int) -> Iterator[Case]:
             yield from runs([Path(folder) / "run"])
 
 
-def runs(folders: list[Path]) -> Iterator[Case]:
+def runs(folders: list[Path], root: str | None = None) -> Iterator[Case]:
     """Trained runs with a validation split; outputs that they lack are computed and kept in them."""
     for folder in folders:
-        extractor = Extractor(Run.open(folder))
+        extractor = Extractor(Run.open(folder), root=root)
         yield extractor.outputs("train", views=1), extractor.outputs("validation"), extractor.outputs("test")
