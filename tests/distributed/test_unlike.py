@@ -212,7 +212,7 @@ def test_what_goes_wrong_everywhere_is_said_once(torchrun, tmp_path):
     assert done.stdout.count(f"longtail {longtail.__version__}\n") == 1
     said = [line.split(";")[0] for line in done.stderr.splitlines() if line.startswith("longtail: ")]
     assert sorted(said) == [
-        "longtail: longtail compare is one process",
+        "longtail: longtail compare runs in one process",
         "longtail: unknown command 'trian' (did you mean 'train'?)",
         "longtail: unknown option --epoch (did you mean --epochs?)",
         "longtail: warning: this is odd",

@@ -215,8 +215,8 @@ def test_random_numbers_of_the_model_are_its_own(digits, calibrated):
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        ("head", "not made of what 'head' gives alone, so a calibration folded into that would do something else"),
-        ("body", "not made of what 'body' gives alone"),
+        ("head", "does not depend on the output of 'head' alone, so a calibration folded into 'head' would be wrong"),
+        ("body", "does not depend on the output of 'body' alone"),
         ("heads", "has no layer called 'heads'; its layers: body.1, head, head_dist"),
     ],
 )
