@@ -75,7 +75,7 @@ def test_version_in_both_spellings(capsys):
         (["train", "--out", "x"], "say what to use: longtail train DATA … (DATA is a recipe, an image folder, or a"),
         (["train", "--out=x", "--epochs"], "say what to use"),
         (["train", "digits-lt", "--out", "{tmp}", "--resume=yes"], "--resume takes no value: leave out =yes"),
-        (["train", "digits-lt", "--resume", "--overwrite", "--out", "{tmp}"], "give one of them"),
+        (["train", "digits-lt", "--resume", "--overwrite", "--out", "{tmp}"], "give only one of them"),
         (["train", "digits-lt", "--out", "{tmp}", "--method", "softmx"], "did you mean 'softmax'"),
         (["train", "digits-lt", "--out", "{tmp}", "--backbone", "vgg"], "unknown backbone 'vgg'; choose from: digits"),
         (["train", "digits-lt", "--out", "{tmp}", "--data", "mnist"], "unknown data set 'mnist'; choose from: digits"),

@@ -56,7 +56,7 @@ def test_a_palette_with_transparent_entries_keeps_its_colours(tmp_path):
 
 def test_fractions_and_more_than_sixteen_bits_are_refused(tmp_path):
     Image.fromarray(np.full((2, 2), 0.5, np.float32)).save(tmp_path / "a.tif")
-    with pytest.raises(UserError, match="its pixels are fractions"):
+    with pytest.raises(UserError, match="its pixels are floating-point numbers"):
         read(tmp_path / "a.tif")
     Image.fromarray(np.full((2, 2), 10**6, np.int32)).save(tmp_path / "b.tif")
     with pytest.raises(UserError, match="more than 16 bits"):

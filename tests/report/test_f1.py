@@ -74,4 +74,4 @@ def test_bars_are_means_and_dots_are_runs():
 
 def test_the_figure_needs_a_place(runs, capsys):
     assert main(["report", "--f1", str(runs / "a")]) == 2
-    assert "give the folder of the figure with --out FOLDER" in capsys.readouterr().err
+    assert "name the folder of the figure with --out FOLDER" in capsys.readouterr().err
