@@ -7,6 +7,8 @@ seed.
 
     python benchmarks/mutation.py --per-room 100 --seed 1
 
+Rooms can be run apart, each with its output in a file, and put on one page with --outcomes FILES.
+
 Everything happens in forks of one process that has imported torch and scikit-learn and collected the tests, so a mutant
 costs what its tests cost. First every test is run once, to see which functions it calls and how long it takes. A mutant
 then meets the tests that call its function, the quickest first, up to a budget of processor time; mutants outside of
@@ -52,10 +54,8 @@ def main() -> None:
     parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
     parser.add_argument("--measured", type=Path, default=HERE / ".data" / "mutation.json", help="what each test calls")
     parser.add_argument("--only", default="", help="mutants whose place contains this text; nothing is written")
+    parser.add_argument("--outcomes", type=Path, nargs="+", help="what runs of this draw printed; nothing is run")
     options = parser.parse_args()
-    import_libraries()
-    files = sorted({file for room in options.rooms for file in ROOMS[room][1]})
-    tests = measure(files, options.measured, options.jobs)
     drawn, possible = [], {}
     for room in options.rooms:
         everything = [mutant for path in sorted(SOURCE.glob(ROOMS[room][0])) for mutant in mutants_of(path)]
@@ -63,7 +63,14 @@ def main() -> None:
         possible[room] = len(everything)
         chosen = random.Random(f"{options.seed} {room}").sample(everything, min(options.per_room, len(everything)))
         drawn += [(room, mutant) for mutant in chosen]
-    alive = dict(_outcomes(drawn, files, tests, options.jobs))
+    if options.outcomes:
+        alive = _printed(drawn, options.outcomes)
+    else:
+        import_libraries()
+        files = sorted({file for room in options.rooms for file in ROOMS[room][1]})
+        tests = measure(files, options.measured, options.jobs)
+        alive = dict(_outcomes(drawn, files, tests, options.jobs))
+    drawn = [(room, mutant) for room, mutant in drawn if mutant in alive]
     if not options.only:
         _write(drawn, alive, possible, options.seed)
 
@@ -122,7 +129,8 @@ def _outcomes(
         import_changed(mutant)
         names, seconds = meets[mutant]
         answer = []
-        files = sorted({name.split("::")[0] for name in names})
+        # pytest imports a file of the source that it is given by itself, past the change.
+        files = sorted({name.split("::")[0] for name in names if not name.startswith("src/")})
         in_this_process(files, lambda session: answer.append(run(session, names, seconds)))
         return answer == [True]
 
@@ -138,6 +146,19 @@ def _where(mutant: Mutant) -> str:
 def _say(mutant: Mutant, alive: bool) -> None:
     word = "killed  " if not alive else "SURVIVED" if not _reason(mutant) else "the same"
     print(f"{word} {_where(mutant)}", file=sys.stderr, flush=True)
+
+
+def _printed(drawn: list[tuple[str, Mutant]], logs: list[Path]) -> dict[Mutant, bool]:
+    """Outcomes that `_say` printed, for rooms that were run apart; of a run that was ended, the first."""
+    found: dict[str, list[bool]] = {}
+    for line in (line for log in logs for line in log.read_text(encoding="utf-8").splitlines()):
+        word, _, where = line.partition(" src/")
+        if where and word.strip() in ("killed", "SURVIVED", "the same"):
+            found.setdefault(f"src/{where}", []).append(word.strip() != "killed")
+    mutants = [mutant for _, mutant in drawn if mutant.function] + [
+        mutant for _, mutant in drawn if not mutant.function
+    ]
+    return {mutant: found[_where(mutant)].pop(0) for mutant in mutants if found.get(_where(mutant))}
 
 
 def _reason(mutant: Mutant) -> str | None:

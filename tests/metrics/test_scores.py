@@ -186,6 +186,7 @@ def test_confidence_on_the_edge_of_a_bin_belongs_below():
     np.testing.assert_allclose(confidence, [0.25, 0.75], atol=1e-6)
     assert accuracy.tolist() == [0.5, 1]
     assert len(binned(np.array([0.3]), np.array([1]))[0]) == 15  # Guo et al.
+    assert binned(np.array([1 + 1e-12]), np.array([1]), bins=2)[0].tolist() == [0, 1]  # one, but for rounding
 
 
 def test_at_the_training_prior_classes_count_as_often_as_they_were_trained():
@@ -208,7 +209,10 @@ def test_rows_are_numbered_across_chunks():
 
 def test_a_thousand_classes_are_still_written_as_a_matrix():
     metrics = evaluate_predictions(np.arange(1000), np.arange(1000), np.ones(1000))
-    assert len(metrics.to_dict()["confusion"]) == 1000
+    written = metrics.to_dict()
+    assert len(written["confusion"]) == 1000
+    assert "cells" not in written
+    assert {name: written[name] for name in SCORES} == {name: getattr(metrics, name) for name in SCORES}
     more = evaluate_predictions(np.arange(1001), np.arange(1001), np.ones(1001)).to_dict()
     assert "confusion" not in more
     assert len(more["confusion_cells"]) == 1001
