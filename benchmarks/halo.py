@@ -223,7 +223,14 @@ def cost(repeats: int, folders: list[Path]) -> None:
     ]
     classes, width = parts[0].head_weight.shape
     size = f"{len(kept):,} training and {len(held_rows):,} held-out samples, {width:,} features, {classes} classes"
-    write("cost", "What HALO costs", rows, f"{size}; the fastest of {repeats}, the cross-fit once.", repeats=repeats)
+    write(
+        "cost",
+        "What HALO costs",
+        rows,
+        f"{size}; the fastest of {repeats}, the cross-fit once.",
+        repeats=repeats,
+        every=EVERY,
+    )
 
 
 def _processor(action: Any) -> float:
