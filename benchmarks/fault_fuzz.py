@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fault_seeds import COMMANDS, WORDS, readers_of, valid_files
 from fault_tools import record
 
 BLOCK = 500
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 MOST_SECONDS, MOST_MEMORY = 10.0, 2 << 20  # of processor time per input; kB
 PIECES = (b"", b"\0", b"\xff" * 8, b"\x80", b"9" * 30, b"-1", b"nan", b"null", b"{}", b"[", b"1e999", b"\n", b",", b'"')
 
@@ -59,8 +61,11 @@ def mutate(content: bytes, rng: random.Random) -> bytes:
 
 def reader_inputs(work: Path) -> Callable[[int], str]:
     """A function that tries input number n on one of the readers; returns what it was and how it ended."""
+    for name in import_module("longtail.cli.main").COMMANDS:
+        import_module(f"longtail.cli.commands.{name}")  # here, not in every fork
     files = valid_files(work)
     readers = readers_of(work)
+    inputs = Path(tempfile.mkdtemp(dir=work))
     pairs = [(name, reader) for reader, names in readers for name in names]
 
     def attempt(number: int) -> str:
@@ -68,7 +73,7 @@ def reader_inputs(work: Path) -> Callable[[int], str]:
         if number % 100 == 0:
             return f"command line: {_command(rng)}"
         name, reader = pairs[rng.randrange(len(pairs))]
-        path = work / f"input{Path(name).suffix}" if "." in name else work / "input"
+        path = inputs / f"input{Path(name).suffix}" if "." in name else inputs / "input"
         path.write_bytes(mutate(files[name], rng))
         try:
             return f"{name}: {_answer(lambda: reader(path))}"
@@ -109,6 +114,7 @@ def estimator_inputs(work: Path) -> Callable[[int], str]:
     """The same for the estimators, on arrays at the edge of what can be computed with."""
     from fault_arrays import attempt_estimator
 
+    attempt_estimator(random.Random(0))  # what it imports is imported here, not in every fork
     return lambda number: attempt_estimator(random.Random(number))
 
 
@@ -163,11 +169,11 @@ def _block(attempt: Callable[[int], str], first: int, last: int, out: Path, now:
 
 
 def run_part(
-    name: str, attempt: Callable[[int], str], total: int, state: dict[str, Any], keep: Callable[[], None]
+    name: str, attempt: Callable[[int], str], first: int, total: int, state: dict[str, Any], keep: Callable[[], None]
 ) -> None:
     """Try the inputs that are left of one part."""
-    own = state.setdefault(name, {"done": 0, "ends": {}, "findings": []})
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    own = state.setdefault(name, {"done": first, "ends": {}, "findings": []})
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         while own["done"] < total:
             last = min(own["done"] + BLOCK, total)
             found, findings = block_in_child(attempt, own["done"], last, Path(folder))
@@ -194,8 +200,12 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=200_000)
     parser.add_argument("--estimators", type=int, default=20_000)
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "longtail-fuzz.json")
-    parser.add_argument("--write", action="store_true", help="only write the page from the state file")
+    parser.add_argument("--first", type=int, default=0, help="number of the first input: parts may run side by side")
+    parser.add_argument("--merge", type=Path, nargs="*", help="only write the page, from these state files")
     options = parser.parse_args()
+    if options.merge:
+        record("fuzzing", rows_of(merged([json.loads(path.read_text()) for path in options.merge])), NOTES)
+        return
     state = json.loads(options.state.read_text()) if options.state.is_file() else {}
 
     def keep() -> None:
@@ -204,14 +214,27 @@ def main() -> None:
         part.replace(options.state)
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         for name, inputs, total in (
             ("readers and command line", reader_inputs, options.readers),
             ("estimators", estimator_inputs, options.estimators),
         ):
-            if total and not options.write:
-                run_part(name, inputs(Path(folder)), total, state, keep)
-    record("fuzzing", rows_of(state), NOTES)
+            if total:
+                run_part(name, inputs(Path(folder)), options.first, total, state, keep)
+    print({name: (own["done"], own["findings"]) for name, own in state.items()})
+    if options.first == 0 and options.readers and options.estimators:
+        record("fuzzing", rows_of(state), NOTES)
+
+
+def merged(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of parts that ran side by side."""
+    found: dict[str, Any] = {}
+    for state in states:
+        for name, own in state.items():
+            known = found.setdefault(name, {"ends": Counter(), "findings": []})
+            known["ends"] += Counter(own["ends"])
+            known["findings"] += own["findings"]
+    return dict(sorted(found.items(), reverse=True))
 
 
 NOTES = (

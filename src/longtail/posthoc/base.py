@@ -140,7 +140,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         for name, value in fitted.items():
             is_number = isinstance(value, np.ndarray | float) and np.asarray(value).dtype.kind == "f"
             # Minus infinity is the shift of a class that a target prior rules out.
-            if is_number and not (np.asarray(value) <= np.finfo(np.float32).max).all():
+            if is_number and not (np.isneginf(value) | (np.abs(value) <= np.finfo(np.float32).max)).all():
                 raise UserError(self._too_large(name))
 
     def _too_large(self, what: str) -> str:
