@@ -272,17 +272,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--most", type=int, default=40, help="operations per command before which it is killed")
     parser.add_argument("--moments", type=int, default=12, help="kills per command at random moments")
-    parser.add_argument("--only", nargs="*", help="some commands")
+    parser.add_argument("--only", nargs="*", help="some commands; their rows are only printed")
+    parser.add_argument("--merge", type=Path, nargs="*", help="write the page, from what such parts printed")
     options = parser.parse_args()
-    rows = []
-    with warm_folder() as work:
-        for case in CASES:
-            if not options.only or case.name in options.only:
+    rows = [json.loads(line) for path in options.merge or () for line in path.read_text().splitlines()]
+    chosen = [case for case in CASES if not options.merge and case.name in (options.only or [case.name])]
+    if chosen:
+        with warm_folder(report=any(case.name == "report" for case in chosen)) as work:
+            for case in chosen:
                 rows.append(examine(case, work, options.most, min(options.moments, case.most // 2)))
-                print(rows[-1], flush=True)
-    rows.append({"command": "all", **{key: sum(row[key] for row in rows) for key in list(rows[0])[1:]}})
-    if not options.only:
-        record("kills", rows, NOTES)
+                print(json.dumps(rows[-1]), flush=True)
+    if options.only:
+        return
+    rows.sort(key=lambda row: [case.name for case in CASES].index(row["command"]))
+    total = {key: sum(row[key] for row in rows) for key in list(rows[0])[1:]}
+    record("kills", [*rows, {"command": "all", **total}], NOTES)
 
 
 NOTES = (

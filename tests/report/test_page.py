@@ -300,10 +300,12 @@ def test_changes_for_the_worse_and_the_better_are_coloured_on_cards(visit, page_
 
 def test_names_cannot_break_the_page(visit, tmp_path, real_outputs):
     train, _, test = real_outputs
-    evil = ("</script><script>alert(1)</script>", "<b>&", '"quote"', *(f"c{i}" for i in range(7)))
+    hidden = """'"><img src=x onerror="window.ran = 1">"""
+    evil = ("</script><script>window.ran = 1</script>", "<b>&", hidden, *(f"c{i}" for i in range(7)))
     summary = summary_of(train, replace(test, class_names=evil))
     page = visit(write_page(summary, CONTEXT, tmp_path / "index.html"))
     assert page.complaints == []
+    assert page.evaluate("window.ran") is None
     assert evil[0] in page.locator("#classes").inner_text()
     assert page.locator("#logits .xtick").all_text_contents()[1] == "<b>&"
     assert page.evaluate("document.getElementById('logits').data[2].text[1]") == "&lt;b&gt;&amp;"
