@@ -217,3 +217,17 @@ def test_a_folder_with_files_of_others_is_not_replaced(tmp_path, monkeypatch):
     ):
         pytest.fail("replaced")
     assert names(tmp_path) == ["out"]
+
+
+def test_what_a_killed_writer_of_a_file_left_goes_with_the_next_write(tmp_path):
+    """But not what somebody is writing now."""
+    path = tmp_path / "a.json"
+    left = tmp_path / ".a.json.xyz.part"
+    left.write_bytes(b"half")
+    with replacing(path) as mine:
+        assert not left.exists()
+        write_text(path, "in between")
+        assert mine.exists()
+        mine.write_bytes(b"last")
+    assert path.read_bytes() == b"last"
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from longtail.core.exchange import exchange
-from longtail.core.locks import locked
+from longtail.core.locks import claimed, is_abandoned, locked
 from longtail.errors import UserError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -61,16 +61,21 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; move it into place only if the block succeeds."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in _unfinished(path):
+            if left.is_file() and is_abandoned(left):  # its writer was killed
+                left.unlink(missing_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        os.close(handle)
         temporary = Path(name)
         try:
-            yield temporary
-            temporary.chmod(0o666 & ~_umask())
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync(path.parent)
+            with claimed(handle):
+                if not temporary.exists():  # another writer took it for abandoned before it was claimed
+                    temporary.touch()
+                yield temporary
+                temporary.chmod(0o666 & ~_umask())
+                with temporary.open("rb+") as file:
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+                _sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -60,6 +60,38 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def claimed(handle: int) -> Iterator[None]:
+    """Mark an open file as in use until the block ends, or this process does; then it is closed."""
+    if fcntl is not None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    _held.add(handle)
+    try:
+        yield
+    finally:
+        _held.discard(handle)
+        with suppress(OSError):
+            os.close(handle)
+
+
+def is_abandoned(file: Path) -> bool:
+    """Whether the process that claimed a file is gone; False where that cannot be known."""
+    if fcntl is None:
+        return False
+    try:
+        handle = os.open(file, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+@contextmanager
 def _holding(file: Path, patience: float | None) -> Iterator[None]:
     handle = _acquire(file, patience)
     _held.add(handle)
