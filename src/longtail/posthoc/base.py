@@ -229,6 +229,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         tensor = single_at_least((logits if given_tensor else writable(array)).detach()).contiguous()
         inputs = None if features is None else writable(as_features(features, len(tensor))).to(tensor)
         calibrated = self._apply(tensor, inputs)
+        if not bool((calibrated <= torch.finfo(calibrated.dtype).max).all()):
+            raise UserError(f"{type(self).__name__} gives logits that are not finite: these are too large for the fit")
         return calibrated if given_tensor else calibrated.numpy()
 
     def _require_width(self, columns: int) -> None:
