@@ -20,7 +20,6 @@ from longtail import MARC, Outputs
 from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.marc import GAMMAS
 
-
 DRAWS = ((0, 5000), (1, 2500), (2, 1000), (3, 5000), (4, 2500), (5, 1000))
 
 
