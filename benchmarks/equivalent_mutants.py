@@ -3,4 +3,42 @@
 They are counted apart, never left out.
 """
 
-EQUIVALENT: dict[tuple[str, str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str, str], str] = {
+    (
+        "metrics/intervals.py",
+        "value = np.where(sizes > 0, total / sizes, np.nan)",
+        "sizes > 0",
+        "sizes >= 0",
+    ): "0 / 0 is NaN already",
+    (
+        "metrics/intervals.py",
+        "half = ndtri(0.5 + CONFIDENCE / 2) * np.sqrt(np.maximum(squares + 1 - total * centre, 0)) / (sizes + 2)",
+        "0",
+        "1",
+    ): "the number is at least 1, because total² is at most n times squares",
+    (
+        "metrics/intervals.py",
+        "half = float(stdtrit(max(freedom, 1.0), 0.5 + CONFIDENCE / 2)) * float(np.sqrt(variance))",
+        "1.0",
+        "2.0",
+    ): "three seeds or more, and n + 2 images of a class, leave at least 2 degrees of freedom",
+    ("metrics/scores.py", "CHUNK_ROWS = 1024", "1024", "1025"): "how many rows are read at a time changes no score",
+    (
+        "posthoc/affine.py",
+        "return aa + self.ridge, 0 * ab, 0 * bb + 1",
+        "0 * bb",
+        "0 / bb",
+    ): "0 by a positive number is 0 too",
+    (
+        "losses/class_balanced.py",
+        "return sum_to_classes(-1 / ((log_power / 2).tanh() * (log_power.exp() + 1)))",
+        "-1",
+        "1",
+    ): "weights are rescaled to sum to K: a common factor falls out",
+    (
+        "losses/class_balanced.py",
+        "return sum_to_classes(-1 / ((log_power / 2).tanh() * (log_power.exp() + 1)))",
+        "1",
+        "2",
+    ): "weights are rescaled to sum to K: a common factor falls out",
+}
