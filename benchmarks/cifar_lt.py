@@ -9,6 +9,7 @@ Computes every table from the networks in released/ (nothing is trained), one pa
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from longtail.core.files import write_text
 from longtail.core.progress import Display
 from longtail.core.provenance import provenance
 from longtail.extraction.run import Extractor
+from longtail.metrics.intervals import FEWEST_SEEDS
 from longtail.metrics.table import SCORES
 from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
@@ -150,8 +152,11 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
         precision=config.precision,
         more=13_000 * 512 / seen,
     )
-    beside = [f"- {key}: {value}" for key, value in {**told(), "seeds": ", ".join(map(str, seeds))}.items()]
-    if (folder / "earlier").is_dir():
+    cells = [json.loads(path.read_text(encoding="utf-8")) for path in (source / "cells").glob("*.json")]
+    commits = ", ".join(sorted({cell["origin"]["commit"] for cell in cells}))
+    origin = {**told(), "commit of the cells": commits, "seeds": ", ".join(map(str, seeds))}
+    beside = [f"- {key}: {value}" for key, value in origin.items()]
+    if (RESULTS / recipe / "earlier").is_dir() and len(seeds) < FEWEST_SEEDS:
         lines.append("Three networks of 100 epochs, trained by version 0.1: [earlier](earlier/README.md).")
     write_text(folder / "README.md", "\n".join(lines) + "\n" + why + "\n" + "\n".join(beside) + "\n")
 
