@@ -116,8 +116,7 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
     run = work.run(recipe, seeds[0])
     folder = out / recipe
     for name in ("results.csv", "results.json", "table.md", "table.tex"):
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, folder / name)
+        copy_told(source / name, folder / name)
     drawn = replace(ITEMS["figure-margins"], figures=FIGURES, where=recipe, what="drawings")
     pictures = replace(work, name=f"figures-{recipe}", item=drawn, configs={recipe: config}, seeds={recipe: seeds})
     copy_pictures(reproduce(pictures).parent, folder / "figures")
@@ -166,6 +165,11 @@ def told() -> dict[str, str]:
     return {**provenance(), "command": "python benchmarks/cifar_lt.py --root data"}
 
 
+def copy_told(source: Path, target: Path) -> None:
+    """Copy a table; the command in it is the one that people can repeat."""
+    write_text(target, source.read_text(encoding="utf-8").replace(provenance()["command"], told()["command"]))
+
+
 def copy_pictures(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -199,7 +203,7 @@ def write_analyses(work: Work, out: Path) -> None:
         for recipe in recipes:  # the tables that the comparison left stand on the pages of the data sets
             text = text.replace(f"`{recipe}/table.md`", f"[{recipe}](../../{recipe}/table.md)")
         write_text(folder / "README.md", text.replace(" in the folder above this one", ""))
-        shutil.copyfile(page.parent / "results.json", folder / "results.json")
+        copy_told(page.parent / "results.json", folder / "results.json")
 
 
 def main() -> None:
