@@ -16,7 +16,7 @@ from longtail import CRT, LWS, MARC, DisAlign, LogitAdjustment, Outputs
 from longtail.errors import UserError
 from longtail.methods import POSTHOC_METHODS, build_posthoc
 from longtail.metrics.scores import evaluate_logits
-from longtail.posthoc.base import fit_outputs
+from longtail.posthoc.fitting import fit_outputs
 
 TAIL = ("crt", "lws", "tau-norm", "disalign", "logit-adjustment", "marc")
 

@@ -18,7 +18,6 @@ from longtail.errors import UserError
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc import MatrixScaling, PlattScaling, Tempered, VectorScaling
 from longtail.posthoc.affine import AffineProblem
-from longtail.posthoc.base import chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.posthoc.candidates import (
     Candidate,
     Trial,
@@ -30,6 +29,7 @@ from longtail.posthoc.candidates import (
 )
 from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
 from longtail.posthoc.cross_fit import _stratified, cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.posthoc.heads import balanced_head, lda_head, spread
 from longtail.posthoc.inputs import from_arrays, from_outputs
 from longtail.posthoc.linear import LinearHead, LinearProblem, plain_penalty

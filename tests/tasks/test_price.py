@@ -10,7 +10,7 @@ from longtail import LogitAdjustment, Outputs
 from longtail.cli.main import main
 from longtail.metrics.intervals import fallen_classes
 from longtail.metrics.scores import evaluate_logits
-from longtail.posthoc.base import warn_if_all_is_known
+from longtail.posthoc.fitting import warn_if_all_is_known
 from longtail.posthoc.marc import MARC
 from longtail.tasks.calibration import compare_outputs
 

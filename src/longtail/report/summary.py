@@ -16,7 +16,8 @@ from longtail.metrics.intervals import ClassIntervals, class_differences
 from longtail.metrics.scores import Metrics, evaluate_logits
 from longtail.metrics.state import State, describe_state
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc, fit_outputs
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.fitting import fit_outputs
 from longtail.posthoc.halo import HALO
 from longtail.posthoc.marc import MARC
 

@@ -23,7 +23,8 @@ from longtail.networks.head_folding import folded_layers
 from longtail.networks.head_search import Head, close, is_exact
 from longtail.networks.sharded import refuse_copies_of_fsdp
 from longtail.outputs.writer import Rows
-from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs, warn_if_all_is_known
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.posthoc.marc import MARC
 
 ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(model, method)"

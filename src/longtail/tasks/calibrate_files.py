@@ -13,7 +13,8 @@ from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.methods import describe_posthoc
 from longtail.networks.head import linear_layer
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc, fit_outputs, warn_if_all_is_known
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.fitting import fit_outputs, warn_if_all_is_known
 from longtail.tasks.calibration import (
     CALIBRATED,
     HEAD_FILE,

@@ -14,7 +14,8 @@ from longtail.methods import PostHocMethod, describe_posthoc
 from longtail.networks.head import guess_head, head_of, with_head
 from longtail.networks.saved_heads import SAVED_HEADS
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc, chosen_images, fit_outputs, warn_if_all_is_known
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.runs.record import CalibrationRecord
 from longtail.tasks.calibration import (

@@ -26,7 +26,7 @@ from longtail.errors import UserError
 from longtail.extraction.run import Extractor
 from longtail.metrics.scores import evaluate_logits, evaluate_predictions
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import fit_outputs
+from longtail.posthoc.fitting import fit_outputs
 from longtail.recipes import with_authors_settings
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE, Run
 from longtail.runs.record import read_journal, scores_in

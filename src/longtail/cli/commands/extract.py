@@ -84,7 +84,7 @@ def _chosen(options: Extract, run: Run) -> Few | None:
     """Which training images; scikit-learn, which methods need, is not waited for where all are taken."""
     if options.images_per_class == "all":
         return None
-    from longtail.posthoc.base import chosen_images
+    from longtail.posthoc.fitting import chosen_images
     from longtail.posthoc.marc import MARC
 
     return chosen_images(options.images_per_class, MARC(), run.class_counts, options.seed)
