@@ -7,7 +7,8 @@ seed.
 
     python benchmarks/mutation.py --per-room 100 --seed 1
 
-Rooms can be run apart, each with its output in a file, and put on one page with --outcomes FILES.
+With --minutes M no mutant is begun after that; the page says how many of those drawn have no outcome. Mutants are met
+in the order of the draw, those outside of functions in the last sixth of the time.
 
 Everything happens in forks of one process that has imported torch and scikit-learn and collected the tests, so a mutant
 costs what its tests cost. First every test is run once, to see which functions it calls and how long it takes. A mutant
@@ -21,9 +22,11 @@ Leaves docs/results/mutation.md with the share killed per room, and every surviv
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ from common import HERE, write_results
 from equivalent_mutants import EQUIVALENT
 from mutant_code import functions_of, import_changed, swap_code
 from mutants import Mutant, mutants_of
-from mutation_tests import ROOT, SOURCE, forks, import_libraries, in_this_process, measure, run, with_tests
+from mutation_tests import LONGEST, ROOT, SOURCE, forks, import_libraries, in_this_process, measure, run, with_tests
 
 BUDGET = 8.0  # seconds of processor time for the tests of one mutant
 # Room → its files, and the tests that a mutant of it meets.
@@ -54,8 +57,10 @@ def main() -> None:
     parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
     parser.add_argument("--measured", type=Path, default=HERE / ".data" / "mutation.json", help="what each test calls")
     parser.add_argument("--only", default="", help="mutants whose place contains this text; nothing is written")
-    parser.add_argument("--outcomes", type=Path, nargs="+", help="what runs of this draw printed; nothing is run")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after that")
     options = parser.parse_args()
+    began = time.monotonic()
+    ends = [began + 60 * options.minutes * share for share in (5 / 6, 1)]
     drawn, possible = [], {}
     for room in options.rooms:
         everything = [mutant for path in sorted(SOURCE.glob(ROOMS[room][0])) for mutant in mutants_of(path)]
@@ -63,14 +68,10 @@ def main() -> None:
         possible[room] = len(everything)
         chosen = random.Random(f"{options.seed} {room}").sample(everything, min(options.per_room, len(everything)))
         drawn += [(room, mutant) for mutant in chosen]
-    if options.outcomes:
-        alive = _printed(drawn, options.outcomes)
-    else:
-        import_libraries()
-        files = sorted({file for room in options.rooms for file in ROOMS[room][1]})
-        tests = measure(files, options.measured, options.jobs)
-        alive = dict(_outcomes(drawn, files, tests, options.jobs))
-    drawn = [(room, mutant) for room, mutant in drawn if mutant in alive]
+    import_libraries()
+    files = sorted({file for room in options.rooms for file in ROOMS[room][1]})
+    tests = measure(files, options.measured, options.jobs)
+    alive = dict(_outcomes(drawn, files, tests, options.jobs, ends))
     if not options.only:
         _write(drawn, alive, possible, options.seed)
 
@@ -100,9 +101,9 @@ def _tests_of(room: str, mutant: Mutant, tests: dict[str, dict[str, Any]]) -> tu
 
 
 def _outcomes(
-    drawn: list[tuple[str, Mutant]], files: list[str], tests: dict[str, dict[str, Any]], jobs: int
+    drawn: list[tuple[str, Mutant]], files: list[str], tests: dict[str, dict[str, Any]], jobs: int, ends: list[float]
 ) -> Iterator[tuple[Mutant, bool]]:
-    """Every mutant, and whether it survives."""
+    """Every mutant that is begun in time, and whether it survives; `ends`: in functions, and outside of them."""
     meets = {mutant: _tests_of(room, mutant, tests) for room, mutant in drawn}
     mutants = [mutant for _, mutant in drawn]
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +116,7 @@ def _outcomes(
                 swap_code(mutant, functions)
                 return run(session, *meets[mutant])
 
-            for mutant, alive in forks([one for one in mutants if one.function], meet, jobs):
+            for mutant, alive in forks([one for one in mutants if one.function], meet, jobs, ends[0]):
                 _say(mutant, alive)
                 with journal.open("a") as file:
                     file.write(f"{mutants.index(mutant)} {int(alive)}\n")
@@ -134,7 +135,7 @@ def _outcomes(
         in_this_process(files, lambda session: answer.append(run(session, names, seconds)))
         return answer == [True]
 
-    for mutant, alive in forks([one for one in mutants if not one.function], outside, jobs):
+    for mutant, alive in forks([one for one in mutants if not one.function], outside, jobs, ends[1]):
         _say(mutant, alive)
         yield mutant, alive
 
@@ -148,19 +149,6 @@ def _say(mutant: Mutant, alive: bool) -> None:
     print(f"{word} {_where(mutant)}", file=sys.stderr, flush=True)
 
 
-def _printed(drawn: list[tuple[str, Mutant]], logs: list[Path]) -> dict[Mutant, bool]:
-    """Outcomes that `_say` printed, for rooms that were run apart; of a run that was ended, the first."""
-    found: dict[str, list[bool]] = {}
-    for line in (line for log in logs for line in log.read_text(encoding="utf-8").splitlines()):
-        word, _, where = line.partition(" src/")
-        if where and word.strip() in ("killed", "SURVIVED", "the same"):
-            found.setdefault(f"src/{where}", []).append(word.strip() != "killed")
-    mutants = [mutant for _, mutant in drawn if mutant.function] + [
-        mutant for _, mutant in drawn if not mutant.function
-    ]
-    return {mutant: found[_where(mutant)].pop(0) for mutant in mutants if found.get(_where(mutant))}
-
-
 def _reason(mutant: Mutant) -> str | None:
     """Why a mutant computes the same as the source, where that is known."""
     line = mutant.path.read_text(encoding="utf-8").splitlines()[mutant.line - 1].strip()
@@ -171,33 +159,49 @@ def _write(drawn: list[tuple[str, Mutant]], alive: dict[Mutant, bool], possible:
     rows: list[dict[str, object]] = []
     for room, count in possible.items():
         own = [mutant for one, mutant in drawn if one == room]
-        same = sum(alive[mutant] and bool(_reason(mutant)) for mutant in own)
-        killed = sum(not alive[mutant] for mutant in own)
+        met = [mutant for mutant in own if mutant in alive]
+        same = sum(alive[mutant] and bool(_reason(mutant)) for mutant in met)
+        killed = sum(not alive[mutant] for mutant in met)
         rows.append(
             {
                 "room": room,
                 "possible": count,
                 "drawn": len(own),
+                "no outcome": len(own) - len(met),
                 "killed": killed,
                 "compute the same": same,
-                "survived": len(own) - killed - same,
-                "killed of drawn, %": f"{100 * killed / len(own):.1f}",
-                "killed of those that differ, %": f"{100 * killed / (len(own) - same):.1f}",
+                "survived": len(met) - killed - same,
+                "killed of those met, %": _share(killed, len(met)),
+                "killed of those that differ, %": _share(killed, len(met) - same),
             }
         )
-    survivors = [mutant for _, mutant in drawn if alive[mutant]]
+    survivors = [mutant for _, mutant in drawn if alive.get(mutant)]
     listed = [f"- {_escaped(mutant)}" for mutant in survivors if not _reason(mutant)]
     same = [f"- {_escaped(mutant)}: {_reason(mutant)}" for mutant in survivors if _reason(mutant)]
+    waiting = [mutant for _, mutant in drawn if mutant not in alive]
+    outside = sum(not mutant.function for mutant in waiting)
+    missing = (
+        f" {len(waiting)} of those drawn have no outcome, because the time was over: {outside} outside of functions "
+        f"(constants and class bodies), {len(waiting) - outside} in functions. They are not in the score."
+        if waiting
+        else " Every mutant drawn has an outcome."
+    )
     write_results(
         "mutation",
         "Do the tests notice a mistake?",
         rows,
         f"{len(drawn)} of {sum(possible.values()):,} possible mutants, drawn by seed {seed}: one changed operator, "
-        "comparison, constant or condition each. A mutant meets the tests of its room that call the changed function, "
-        f"up to {BUDGET:g} s of processor time.\n\n## Survivors\n\n" + ("\n".join(listed) or "none") + "\n\n"
+        f"comparison, constant or condition each.{missing} A mutant meets the tests of its room that call the changed "
+        f"function, up to {BUDGET:g} s of processor time. Tests that take more than {LONGEST:g} s by themselves, those "
+        "on CIFAR, and processes that a test starts do not see a mutant: the whole suite may kill more.\n\n"
+        "## Survivors\n\n" + ("\n".join(listed) or "none") + "\n\n"
         "## Survivors that compute the same as the source\n\n" + ("\n".join(same) or "none") + "\n\n## Score",
         seed=seed,
     )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else "—"
 
 
 def _escaped(mutant: Mutant) -> str:

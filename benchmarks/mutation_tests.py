@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -62,10 +63,17 @@ class _Collected:
         return True
 
 
-def forks(tasks: list[Task], work: Callable[[Task], bool], jobs: int) -> Iterator[tuple[Task, bool]]:
-    """Do each task in a fork of this process; a fork that is ended by a signal answers False."""
+def forks(
+    tasks: list[Task], work: Callable[[Task], bool], jobs: int, end: float = math.inf
+) -> Iterator[tuple[Task, bool]]:
+    """Do each task in a fork of this process; none is begun after `end`.
+
+    A fork that is ended by a signal answers False.
+    """
     waiting, running = tasks[::-1], {}
     while waiting or running:
+        if time.monotonic() > end:
+            waiting = []
         while waiting and len(running) < jobs:
             task = waiting.pop()
             folder = tempfile.mkdtemp(prefix="mutation-")

@@ -29,6 +29,7 @@ from longtail.posthoc.candidates import (
 )
 from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
 from longtail.posthoc.cross_fit import _stratified, cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.curvature import Blocks
 from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.posthoc.heads import balanced_head, lda_head, spread
 from longtail.posthoc.inputs import from_arrays, from_outputs
@@ -194,7 +195,10 @@ def test_the_affine_problem_is_its_formula(shifts):
     expected = point.grad.numpy() * (1 if shifts else np.repeat([1, 0], 4))
     np.testing.assert_allclose(gradient, expected, rtol=1e-9)
     hessian = torch.autograd.functional.hessian(plain, torch.from_numpy(x)).numpy()
-    aa, ab, bb = problem.blocks(x)
+    *same, found = problem.with_blocks(x)
+    assert same[0] == pytest.approx(value)
+    np.testing.assert_allclose(same[1], gradient)
+    aa, ab, bb = found.aa, found.ab, found.bb
     np.testing.assert_allclose(aa, np.diag(hessian)[:4], rtol=1e-6)
     np.testing.assert_allclose(ab, np.diag(hessian[:4, 4:]) if shifts else np.zeros(4), rtol=1e-6)
     np.testing.assert_allclose(bb, np.diag(hessian)[4:] if shifts else np.ones(4), rtol=1e-6)
@@ -228,13 +232,14 @@ def test_problems_of_other_methods_have_the_gradient_of_their_value():
     identity = np.repeat([1.0, 0.0], 4)
     plain = F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / 19
     assert value == pytest.approx(plain.item() + 0.1 * (x - identity) @ (x - identity))
-    for place, block in zip((0, 4), (platt.blocks(x)[0], platt.blocks(x)[2]), strict=True):
+    blocks = platt.with_blocks(x)[2]
+    for place, block in ((0, blocks.aa), (4, blocks.bb)):
         step = 1e-6 * np.eye(8)[place]
         change = platt.value_and_gradient(x + step)[1] - platt.value_and_gradient(x - step)[1]
         assert block[0] == pytest.approx(change[place] / 2e-6, rel=1e-4)
     step = 1e-6 * np.eye(8)[0]
     change = platt.value_and_gradient(x + step)[1] - platt.value_and_gradient(x - step)[1]
-    assert platt.blocks(x)[1][0] == pytest.approx(change[4] / 2e-6, rel=1e-4)
+    assert blocks.ab[0] == pytest.approx(change[4] / 2e-6, rel=1e-4)
 
 
 def test_stage_two_is_sgd_with_momentum_along_a_cosine():
@@ -547,8 +552,8 @@ class Line(Problem):
 
     paired = True
 
-    def blocks(self, x):
-        return np.ones(1), np.zeros(1), np.ones(1)
+    def with_blocks(self, x):
+        return *self.value_and_gradient(x), Blocks(np.ones(1), np.zeros(1), np.ones(1), reach=np.full(1, np.inf))
 
     def value_and_gradient(self, x):
         return 0.5 * float(x @ x) + 1.0, x.copy()
@@ -556,7 +561,7 @@ class Line(Problem):
 
 def test_a_gradient_that_just_reaches_the_goal_is_solved():
     start = np.array([1.0, 0.5])
-    exactly = minimise(Line(), start, reference=start, tolerance=1.0)
+    exactly = minimise(Line(), start, first=1.0, tolerance=1.0)
     assert exactly.converged
     assert (exactly.evaluations, exactly.gradient) == (1, 1.0)
     solved = minimise(Line(), 4 * start, tolerance=1e-6)

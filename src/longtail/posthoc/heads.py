@@ -64,12 +64,11 @@ def spread(rows: LogitRows, frequency: Tensor, world: World = SINGLE_PROCESS, he
         world: processes that share the rows.
         head: what turns features into scores.
     """
-    totals = torch.zeros(3, dtype=torch.float64)  # weights, sums, sums of squares; one exchange between processes
+    totals = torch.zeros(2, dtype=torch.float64)  # weights, sums of squares; one exchange between processes
     for where, chunk in rows.chunks(*world.share(rows.shape[0])):
         scores = chunk.double() if head is None else head.scores(chunk.double())
         scores = scores - scores.mean(1, keepdim=True)
         weights = frequency[where].unsqueeze(1)
-        parts = (weights.sum() * scores.shape[1], (weights * scores).sum(), (weights * scores.square()).sum())
-        totals += torch.stack(parts)
-    count, total, squares = world.sum(totals).tolist()
-    return float(np.sqrt(max(squares / count - (total / count) ** 2, 0.0)))
+        totals += torch.stack((weights.sum() * scores.shape[1], (weights * scores.square()).sum()))
+    count, squares = world.sum(totals).tolist()
+    return float(np.sqrt(squares / count))

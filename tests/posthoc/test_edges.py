@@ -1,0 +1,229 @@
+"""Where fits start, what they are given if nothing is said, and the edges of their checks."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.exceptions import ConvergenceWarning
+
+from longtail import CRT, HALO, LWS, MARC, DisAlign, LogitAdjustment, Outputs, TemperatureScaling
+from longtail.errors import UserError
+from longtail.posthoc import MatrixScaling, PlattScaling, VectorScaling, crt, heads, marc
+from longtail.posthoc.class_statistics import class_statistics
+from longtail.posthoc.cross_fit import cross_fit
+from longtail.posthoc.halo import stack_heads
+from longtail.posthoc.heads import spread
+from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.linear import SMALL_PROBLEM, LinearHead, LinearProblem
+from longtail.posthoc.marc import class_weights
+from longtail.posthoc.stack import like_training
+from longtail.posthoc.unseen import require_unseen
+
+RNG = np.random.default_rng(11)
+LABELS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 2)
+COUNTS = np.bincount(LABELS)
+FEATURES = (RNG.normal(size=(19, 3)) + np.eye(4)[LABELS][:, :3]).astype(np.float32)
+LOGITS = (RNG.normal(size=(19, 4)) + np.eye(4)[LABELS]).astype(np.float32)
+HELD = (RNG.normal(size=(19, 4)) + np.eye(4)[LABELS]).astype(np.float32)
+NORMS = np.array([2.0, 1.5, 1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [MARC(max_iter=1), LWS(max_iter=1), VectorScaling(max_iter=1), PlattScaling(max_iter=1)],
+    ids=lambda method: type(method).__name__,
+)
+def test_a_fit_starts_with_the_classifier_as_it_is(method):
+    """One pass computes the gradient and moves nothing."""
+    with pytest.warns(ConvergenceWarning, match="after 1 passes"):
+        method.fit(LOGITS, LABELS)
+    np.testing.assert_array_equal(method.scale_, 1)
+    np.testing.assert_array_equal(method.shift_, 0)
+
+
+def test_a_matrix_and_a_temperature_start_at_the_identity():
+    with pytest.warns(ConvergenceWarning, match="after 1 passes"):
+        matrix = MatrixScaling(max_iter=1).fit(LOGITS, LABELS)
+    np.testing.assert_array_equal(matrix.matrix_, np.eye(4))
+    np.testing.assert_array_equal(matrix.shift_, 0)
+    with pytest.warns(ConvergenceWarning, match="after 1 passes"):
+        assert TemperatureScaling(max_iter=1).fit(LOGITS, LABELS).temperature_ == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "method", "passes"),
+    [(marc, MARC(), 500), (crt, CRT(), 1000), (heads, HALO(), 200)],
+    ids=["marc", "crt", "halo"],
+)
+def test_passes_if_nothing_is_said(monkeypatch, module, method, passes):
+    real, allowed = module.minimise, []
+
+    def counted(*given, max_evaluations, **more):
+        allowed.append(max_evaluations)
+        return real(*given, max_evaluations=max_evaluations, **more)
+
+    monkeypatch.setattr(module, "minimise", counted)
+    method.fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))
+    assert allowed == [passes]
+
+
+@pytest.mark.parametrize(("module", "method"), [(marc, MARC(solver="sgd")), (crt, CRT("sgd"))], ids=["marc", "crt"])
+def test_steps_if_nothing_is_said(monkeypatch, module, method):
+    name = "train_affine" if module is marc else "train_parameters"
+    real, asked = getattr(module, name), []
+
+    def short(*given, steps, **more):
+        asked.append(steps)
+        return real(*given, steps=1, **more)
+
+    monkeypatch.setattr(module, name, short)
+    method.fit(LOGITS, LABELS, features=FEATURES)
+    assert asked == [2000]
+
+
+@pytest.mark.parametrize("divide_by", ["batch", "weights"])
+@pytest.mark.parametrize(("form", "extra"), [("paper", 0.0), ("release", 1.0)])
+def test_two_steps_of_disalign_are_those_of_its_formula(form, extra, divide_by):
+    """All samples in every batch: momentum 0.9, weight decay, a rate that falls along a cosine."""
+    made = DisAlign(form=form, divide_by=divide_by, max_iter=2, batch_size=19, lr=0.2, weight_decay=0.3)
+    made.fit(LOGITS, LABELS, features=FEATURES)
+    weights = torch.from_numpy(class_weights(COUNTS, 1.2)).float()
+    logits, features, target = torch.from_numpy(LOGITS), torch.from_numpy(FEATURES), torch.from_numpy(LABELS)
+    numbers = torch.cat([torch.ones(4), torch.zeros(4), torch.full((3,), 0.1), torch.zeros(1)])
+    velocity = torch.zeros(12)
+    for rate in (0.2, 0.1):
+        numbers = numbers.detach().requires_grad_()
+        scale, shift, direction, offset = numbers.split([4, 4, 3, 1])
+        sure = (features @ direction + offset).sigmoid().unsqueeze(1)
+        mixed = sure * ((scale + extra) * logits + shift) + (1 - sure) * logits
+        loss = F.cross_entropy(mixed, target, weights, reduction="sum")
+        loss = loss / (19 if divide_by == "batch" else weights[target].sum())
+        loss.backward()
+        velocity = 0.9 * velocity + numbers.grad + 0.3 * numbers.detach()
+        numbers = numbers - rate * velocity
+    scale, shift, direction, offset = numbers.detach().split([4, 4, 3, 1])
+    np.testing.assert_allclose(made.scale_, scale + extra, rtol=1e-4)
+    np.testing.assert_allclose(made.shift_, shift, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(made.confidence_weight_, direction, rtol=1e-4, atol=1e-6)
+    assert made.confidence_bias_ == pytest.approx(offset.item(), rel=1e-4)
+    assert made.result_.value == pytest.approx(loss.item(), rel=1e-4)
+    sure = torch.sigmoid(features @ direction + offset).unsqueeze(1)
+    expected = sure * ((scale + extra) * logits + shift) + (1 - sure) * logits
+    np.testing.assert_allclose(made.transform(LOGITS, FEATURES), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [(), (HELD, LABELS, FEATURES, 1), "abc", 5, {"logits": HELD}, HELD], ids=lambda one: type(one).__name__
+)
+def test_what_validation_cannot_be(wrong):
+    with pytest.raises(UserError, match=r"validation must be Outputs, or \(logits, y\), or \(logits, y, features\)"):
+        HALO().fit(LOGITS, LABELS, validation=wrong)
+
+
+def test_forms_of_validation_are_the_same():
+    held = Outputs(LABELS, COUNTS, logits=HELD, split="validation")
+    fitted = [HALO().fit(LOGITS, LABELS, validation=one) for one in (held, (held,), (HELD, LABELS), [HELD, LABELS])]
+    for other in fitted[1:]:
+        assert other.numbers_ == fitted[0].numbers_
+    known = HALO().fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))
+    assert list(known.heads_) == ["lda", "balanced"]
+
+
+def test_halo_on_logits_alone_has_a_number_for_each_name():
+    fitted = HALO().fit(LOGITS, LABELS, validation=(HELD, LABELS))
+    assert list(fitted.numbers_) == ["model", "prior"]
+    assert fitted.n_parameters_ == 2
+    assert not fitted.log_norms_.any()
+    normed = HALO().fit(LOGITS, LABELS, weight_norms=NORMS, validation=(HELD, LABELS))
+    assert list(normed.numbers_) == ["model", "prior", "norms"]
+    assert normed.n_parameters_ == 3
+    log = np.log(NORMS)
+    np.testing.assert_allclose(normed.log_norms_, (log - log.mean()) / log.std())
+    prior = np.log(COUNTS / 19)
+    numbers = normed.numbers_
+    expected = numbers["model"] * HELD + (numbers["prior"] - 0.5) * prior + numbers["norms"] * normed.log_norms_
+    np.testing.assert_allclose(normed.transform(HELD), expected, rtol=1e-4, atol=1e-5)
+    towards = normed.with_target_prior([1, 2, 3, 4])
+    np.testing.assert_allclose(towards.transform(HELD), expected + np.log([0.1, 0.2, 0.3, 0.4]), rtol=1e-4, atol=1e-5)
+
+
+def test_halo_mixes_differences_from_the_models_own_logits():
+    fitted = HALO().fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))
+    numbers, inputs = fitted.numbers_, torch.from_numpy(FEATURES).double()
+    scores = {name: head.scores(inputs).numpy() for name, head in fitted.heads_.items()}
+    mixed = numbers["model"] * LOGITS + sum(numbers[name] * (scores[name] - LOGITS) for name in scores)
+    expected = mixed + (numbers["prior"] - 0.5) * np.log(COUNTS / 19)
+    np.testing.assert_allclose(fitted.transform(LOGITS, FEATURES), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_of_the_stack_are_as_wide_as_the_logits():
+    data = from_arrays(3 * LOGITS, LABELS, features=FEATURES)
+    made = stack_heads(data, FEATURES, class_statistics(FEATURES, data.labels, 4), 1e-3)
+    ones = torch.ones(19, dtype=torch.float64)
+    own = spread(data.rows, ones)
+    assert list(made) == ["lda", "balanced"]
+    for head in made.values():
+        assert spread(from_arrays(FEATURES @ head.weight.T + head.bias, LABELS).rows, ones) == pytest.approx(own)
+        np.testing.assert_allclose(head.weight.sum(0), 0, atol=1e-9)
+
+
+def test_missing_classes_are_named():
+    labels = np.array([0] * 6 + [1] * 4)
+    fitted = HALO().fit(LOGITS, LABELS, validation=(HELD[:10], labels))
+    assert fitted.held_out_ == "logits alone; 10 held-out samples, none of class 2, 3"
+    assert fitted.missing_.tolist() == [2, 3]
+    with pytest.raises(UserError, match="held-out samples are of 1 class; HALO needs two classes"):
+        HALO().fit(LOGITS, LABELS, validation=(HELD[:6], labels[:6]))
+
+
+@pytest.mark.parametrize(
+    ("own", "counts", "answer"),
+    [
+        ([110, 90], [1000, 1000], True),  # nine off of a hundred, beyond rounding, is chance
+        ([19, 5], [100, 100], True),  # six off of twelve, twice: three for each class
+        ([20, 4], [100, 100], False),
+        ([1, 1, 30], [1, 1, 300], True),
+        ([4, 1, 30], [1, 1, 300], False),
+    ],
+)
+def test_what_is_like_training(own, counts, answer):
+    assert like_training(np.array(own), np.array(counts)) is answer
+
+
+def test_rows_that_are_equal_by_chance_within_training_are_allowed():
+    """Of 40 training rows 8 are pairs: a fifth; 3 in 10 of the held-out rows may be known."""
+    rows = np.arange(80.0).reshape(40, 2)
+    rows[4:8] = rows[:4]
+    labels, new = np.arange(40) % 2, -1 - np.arange(80.0).reshape(40, 2)
+    train = from_arrays(rows, labels)
+    require_unseen(train, from_arrays(np.concatenate([rows[8:20], new[12:]]), labels))
+    with pytest.raises(UserError, match="13 of 40 held-out samples"):
+        require_unseen(train, from_arrays(np.concatenate([rows[8:21], new[13:]]), labels))
+
+
+def test_two_samples_of_two_classes_are_enough_to_cross_fit():
+    data = from_arrays(LOGITS[:4, :2], [0, 0, 1, 1], features=FEATURES[:4])
+    assert len(cross_fit(data, data.features, lambda part, inputs, statistics: {})) == 3
+
+
+@pytest.mark.parametrize(("more", "dtype"), [(0, torch.float64), (1, torch.float32)])
+def test_a_large_problem_is_passed_in_float32(more, dtype):
+    size = SMALL_PROBLEM // 64 + more
+    statistics = class_statistics(np.eye(64, dtype=np.float32), torch.arange(64) % 2, 2)
+    features, labels = np.broadcast_to(np.zeros(64, np.float32), (size, 64)), torch.zeros(size, dtype=torch.int64)
+    weights = torch.full((1,), 1 / size, dtype=torch.float64).expand(size)
+    assert LinearProblem(features, labels, weights, statistics, np.eye(65)).dtype == dtype
+    assert LinearProblem(features, labels, weights, statistics, np.eye(65), exact=True).dtype == torch.float64
+
+
+def test_the_spread_of_nothing_is_nothing():
+    head = LinearHead(np.ones((4, 3)), np.ones(4))
+    assert spread(from_arrays(FEATURES, np.arange(19) % 3).rows, torch.ones(19).double(), head=head) == 0
+
+
+def test_logit_adjustment_subtracts_tau_times_the_log_prior():
+    for tau in (0.0, 0.5, 2.0):
+        fitted = LogitAdjustment(tau).fit(LOGITS, LABELS)
+        shift = fitted.shift_ + tau * np.log(COUNTS / 19)
+        np.testing.assert_allclose(shift, shift[0], atol=1e-9)
+        np.testing.assert_array_equal(fitted.scale_, 1)
