@@ -116,7 +116,7 @@ def test_open_splits_of_folders_and_lists(photos):
     assert [len(s) for s in (folder.train, folder.validation, folder.test)] == [9, 3, 6]
     listed = open_splits(DataConfig(data="lists", root=str(photos), train_list=str(photos / "list.txt"), validation=0))
     assert len(listed.train) == 12
-    with pytest.raises(UserError, match="no test split here; give --test-list"):
+    with pytest.raises(UserError, match="no test split here; train with --test-list"):
         listed.split("test")
     with pytest.raises(UserError, match="needs --train-list"):
         open_splits(DataConfig(data="lists", root=str(photos)))

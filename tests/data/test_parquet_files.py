@@ -131,7 +131,7 @@ def test_a_changed_file_is_copied_again(birds):
     ("columns", "message"),
     [
         ({"image": [b""], "kind": [0]}, "has no column 'label'; its columns: image, kind"),
-        ({"data": [b""], "label": [0]}, "has no column 'image'"),
+        ({"data": [b""], "label": [0]}, r"has no column 'image' \(a list of paths is read from a CSV file\)"),
         ({"image": [b""], "label": [0.5]}, "neither whole numbers nor names"),
         ({"image": [b"", b""], "label": [0, None]}, "neither whole numbers nor names, or some are missing"),
         ({"image": [b""], "label": [-1]}, r"row 0: label -1 is outside 0\.\."),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,10 @@ def test_a_repaired_network_is_left_alone(cifar_features):
     diagnosis = diagnose(*repaired)
     assert not diagnosis.biased
     assert "Keep the classifier unchanged" in diagnosis.sentences()
+    # its likelihood can rise still, which is what auto goes by: the recommendation says so
+    assert diagnosis.method == "halo"
+    assert diagnosis.sentences().endswith("(--method auto would choose HALO, for the likelihood alone).")
+    assert "auto" not in replace(diagnosis, method="softmax").sentences()
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,8 @@ def _column(schema: Any, names: Sequence[str], file: Path) -> str:
     for name in names:
         if name in schema.names:
             return name
-    raise UserError(f"{file} has no column {names[0]!r}; its columns: {', '.join(schema.names)}")
+    paths = " (a list of paths is read from a CSV file)" if names is IMAGE_NAMES else ""
+    raise UserError(f"{file} has no column {names[0]!r}{paths}; its columns: {', '.join(schema.names)}")
 
 
 def _named_classes(schema: Any) -> tuple[str, ...] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longtail.config import DataConfig
-from longtail.data.file_names import is_table, split_of
+from longtail.data.file_names import is_image, is_table, split_of
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
 
@@ -156,6 +156,8 @@ def _kind_of_folder(folder: Path) -> str:
 
 
 def _kind_of_file(path: Path) -> str:
+    if is_image(path):
+        raise UserError(f"{path} is one image; name the folder that holds a folder per class, or a list of images")
     if path.suffix.lower() == ".parquet":
         return "parquet"
     return "csv" if is_table(path) else "lists"

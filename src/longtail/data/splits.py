@@ -53,7 +53,7 @@ class Splits:
         """The split train, validation or test; if it is missing, the error says what to do."""
         found: Images | None = getattr(self, name)
         if found is None:
-            remedy = "train with --validation 0.1" if name == "validation" else "give --test-list"
+            remedy = "train with --validation 0.1" if name == "validation" else "train with --test-list FILE"
             raise UserError(f"{self.name} has no {name} split here; {remedy}")
         return found
 
@@ -71,6 +71,9 @@ class Splits:
                 continue
             cut = name == "validation" and self.validation_from_training
             where = "held out of the training images" if cut else self.places.get(name)
-            parts.append(f"{len(images):,} {name}" + (f" ({where})" if where else ""))
+            absent = int((images.class_counts == 0).sum())
+            lack = f"none of {absent:,} {'class' if absent == 1 else 'classes'}" if absent else ""
+            about = "; ".join(filter(None, (where, lack)))
+            parts.append(f"{len(images):,} {name}" + (f" ({about})" if about else ""))
         left = f"; not used: {', '.join(self.unused)}" if self.unused else ""
         return f"{self.name}: {self.train.num_classes:,} classes; images: {', '.join(parts)}{left}"

@@ -79,7 +79,7 @@ def opened_run(run: Run, *, root: str | None, workers: int, display: Display) ->
     """A run, or the run that a calibrated one came from, with the calibration that is shown beside it."""
     calibrated = run.folder if run.calibration else next(iter(calibrations_of(run)), None)
     run = Run.open(run.calibration.run) if run.calibration else run
-    split = next((name for name in ("test", "validation") if name in run.split_sizes), None)
+    split = run.scored_split
     if split is None:
         raise UserError(f"{run.folder} has neither a test nor a validation split; a report needs held-out images")
     extractor = Extractor(run, root=root, workers=workers, display=display)

@@ -62,7 +62,8 @@ class Run:
         folder = find_released(folder) if is_released(folder) else Path(folder)
         settle(folder)
         if not (folder / RUN_FILE).is_file():
-            raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}")
+            lack = f"it has no {RUN_FILE}" if folder.exists() else "it does not exist"
+            raise UserError(f"{folder} is not a run folder: {lack}")
         return cls(folder, read_record(folder / RUN_FILE))
 
     @classmethod
@@ -106,6 +107,11 @@ class Run:
     def split_sizes(self) -> dict[str, int]:
         """Images of each split there is."""
         return {name: split.images for name, split in self.record.data.splits.items()}
+
+    @property
+    def scored_split(self) -> str | None:
+        """What a model is scored on unless said otherwise: test images or, if there are none, validation images."""
+        return next((name for name in ("test", "validation") if name in self.split_sizes), None)
 
     @property
     def calibration(self) -> CalibrationRecord | None:

@@ -92,9 +92,12 @@ class Diagnosis:
             return (
                 f"{first}, and calibration would lower accuracy ({title}: {expected}). Keep the classifier unchanged."
             )
+        chosen = ""
+        if self.method != "softmax":
+            chosen = f" (--method auto would choose {title}, for the likelihood alone)"
         return (
             f"{first}; no method is significantly better than the unchanged model (the best, {title}: {expected}). "
-            "Keep the classifier unchanged, or use more held-out images for a clearer result."
+            f"Keep the classifier unchanged, or use more held-out images for a clearer result{chosen}."
         )
 
     def __str__(self) -> str:

@@ -17,16 +17,23 @@ from longtail.runs.score import score
 
 def evaluate_run(
     folder: Path | str,
-    split: str = "test",
+    split: str | None = None,
     *,
     root: str | None = None,
     device: str = "auto",
     workers: int = WORKERS,
     display: Display = QUIET,
 ) -> tuple[Metrics, Run, Path]:
-    """Metrics of a finished run on a split, the run, and the JSON file they were written to."""
+    """Metrics of a finished run on a split, the run, and the JSON file they were written to.
+
+    Without a split: on test images or, if there are none, on validation images.
+    """
     with join(device) as world:
         run = Run.open(folder)
+        if split is None:
+            split = run.scored_split or "test"
+            if split != "test" and world.is_main:
+                display.line(f"there are no test images: scored on {run.split_sizes[split]:,} {split} images")
         model = run.load_model()
         splits = run.splits(root)
         world.require_alike(model=run.model_identity, split=split)

@@ -173,7 +173,7 @@ class Journal:
             "lr": plan.learning_rate(state.step - 1),
             "images_per_s": round(speed, 1),
         }
-        text = f"epoch {entry['epoch']:.0f}/{plan.progress(0).epochs:.0f}  loss {loss:.4f}"
+        text = f"{plan.named(state.step)}  loss {loss:.4f}"
         if metrics:
             entry["validation"] = {name: getattr(metrics, name) for name in SCORES}
             shown = (f"{SCORES[name].heading} {SCORES[name].show(getattr(metrics, name))}" for name in SHOWN)

@@ -122,7 +122,7 @@ class Trainer:
     def _note(self) -> str:
         if self.state.step % NOTE_EVERY:
             return ""
-        return f"epoch {self.plan.epoch(self.state.step)}  loss {self.journal.mean_loss():.3f}"
+        return f"{self.plan.named(self.state.step)}  loss {self.journal.mean_loss():.3f}"
 
     def _network(self) -> nn.Module:
         """The network, compiled if requested and possible."""

@@ -56,6 +56,15 @@ class Plan:
         """Whole epochs done before a step."""
         return step * self.batch_size // self.epoch_images
 
+    def named(self, step: int) -> str:
+        """The epoch that a number of steps has come to, as people count.
+
+        >>> plan = Plan(steps=5, batch_size=64, epoch_images=107, lr=1.0)  # three epochs
+        >>> [plan.named(step) for step in (1, 2, 3, 4, 5)]
+        ['epoch 1/3', 'epoch 1/3', 'epoch 2/3', 'epoch 2/3', 'epoch 3/3']
+        """
+        return f"epoch {self.epoch(step - 1) + 1}/{self.epoch(self.steps - 1) + 1}"
+
     def progress(self, step: int) -> Progress:
         return Progress(step, self.steps, self.epoch(step), self.epochs_at(self.steps), self.learning_rate(step))
 

@@ -147,6 +147,8 @@ def _calibrate_file(options: Calibrate) -> int:
     from longtail.outputs.readers import read_held_out, read_outputs
     from longtail.tasks.calibrate_files import calibrate_files
 
+    if not options.source.exists():
+        raise UserError(f"{options.source} does not exist; name a run folder or a file of saved logits")
     if options.out is None:
         raise UserError("say where the result goes: --out FOLDER")
     method = _then(options, build_posthoc(options.method, options.options))

@@ -30,8 +30,8 @@ class Evaluate(Output):
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of a finished run, or of a calibrated model."""
-    split: Literal["test", "validation", "train"] = "test"
-    """Which images; do not choose settings on test images."""
+    split: Literal["test", "validation", "train"] | None = None
+    """Which images: test or, if there are none, validation; do not choose settings on test images."""
     root: str | None = None
     """Folder of the data set, if it has moved since training."""
     device: str = "auto"

@@ -1,0 +1,74 @@
+"""The first hour with a folder that has classes and no splits, and with names that are wrong."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import longtail
+from longtail.cli.main import main
+
+COUNTS = {"zero": 30, "one": 12, "two": 1}  # one image: none is held out of this class
+
+
+def run(capsys, *words) -> tuple[int, str]:
+    capsys.readouterr()
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as stop:
+        code = stop.code
+    return code, " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("plain") / "photos"
+    digits = longtail.open_splits("digits-lt").train
+    for label, (name, count) in enumerate(COUNTS.items()):
+        (root / name).mkdir(parents=True)
+        for place in (digits.labels == label).nonzero().ravel()[:count].tolist():
+            Image.fromarray(digits.pixels[place, 0].numpy()).save(root / name / f"{place}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(photos) -> Path:
+    words = ("train", photos, f"--out={photos.parent / 'run'}", "--epochs=1", "--workers=0", "--device=cpu", "--quiet")
+    assert main([str(word) for word in words]) == 0
+    return photos.parent / "run"
+
+
+def test_without_test_images_the_command_that_training_names_works(capsys, trained):
+    code, said = run(capsys, "evaluate", trained, "--device=cpu", "--workers=0")
+    assert code == 0
+    images = longtail.Run.open(trained).split_sizes["validation"]
+    assert f"there are no test images: scored on {images} validation images" in said
+    assert (trained / "metrics-validation.json").is_file()
+    code, said = run(capsys, "evaluate", trained, "--split=test", "--device=cpu", "--workers=0")
+    assert code == 2
+    assert "photos has no test split here; train with --test-list FILE" in said
+
+
+def test_classes_without_a_held_out_image_are_counted(trained):
+    found = longtail.open_splits(longtail.Run.open(trained).config).found()
+    assert "validation (held out of the training images; none of 1 class)" in found
+
+
+def test_a_batch_larger_than_the_data_is_no_second_epoch(capsys, photos, tmp_path):
+    words = ("train", photos, "--out", tmp_path / "run", "--epochs=1", "--batch-size=256", "--workers=0")
+    code, said = run(capsys, *words)
+    assert code == 0
+    assert "epoch 1/1 loss" in said
+
+
+def test_a_wrong_source_is_called_wrong(capsys, photos, tmp_path):
+    image = sorted((photos / "one").iterdir())[0]
+    for words, message in (
+        (("calibrate", tmp_path / "nowhere"), "nowhere does not exist; name a run folder or a file of saved logits"),
+        (("evaluate", tmp_path / "nowhere"), "nowhere is not a run folder: it does not exist"),
+        (("train", image, "--out", tmp_path / "run"), f"{image.name} is one image; name the folder that holds"),
+    ):
+        code, said = run(capsys, *words)
+        assert code == 2
+        assert message in said
+    assert list(tmp_path.iterdir()) == []
