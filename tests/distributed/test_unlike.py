@@ -126,7 +126,7 @@ def test_resuming_with_another_number_of_processes(by_hand, tmp_path, monkeypatc
         longtail.train(replace(RECIPES["digits-lt"], epochs=50, device="cpu"), tmp_path / "run")
     command = [*TRAIN, "--out", tmp_path / "run", "--resume"]
     ended = by_hand((command, {}, tmp_path), (command, {}, tmp_path))
-    assert "was written by 1 processes, there are 2 now; a run goes on with the number" in one_reason(ended)
+    assert "was written by 1 processes, there are 2 now; resume with the same number" in one_reason(ended)
 
 
 def test_a_process_that_never_comes(by_hand, tmp_path):
