@@ -96,7 +96,7 @@ def test_tables_by_path_by_folder_and_by_a_column(tmp_path):
     for path in (tmp_path, tmp_path / "Train.csv"):
         splits = open_splits(str(path))
         assert sizes(splits) == {"train": 2, "validation": 1}
-        assert splits.found().endswith("1 validation (valid.csv); not used: test.csv (it has no labels)")
+        assert splits.found().endswith("1 validation (valid.csv; none of 1 class); not used: test.csv (it has no labels)")
     (tmp_path / "all.csv").write_text(
         "split,path,label\ntrain,a.png,ant\nVAL,b.png,bee\ntest,c.png,bee\ntrain,d.png,bee\n"
     )
@@ -128,4 +128,4 @@ def test_distribution_says_what_was_found(tmp_path, capsys):
     (tmp_path / "Train" / "cat").mkdir()
     assert main(["distribution", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert f"{tmp_path.name}: 3 classes; images: 6 train (Train/), 2 test (Test/)" in " ".join(out.split())
+    assert f"{tmp_path.name}: 3 classes; images: 6 train (Train/), 2 test (Test/; none of 1 class)" in " ".join(out.split())
