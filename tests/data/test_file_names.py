@@ -96,7 +96,8 @@ def test_tables_by_path_by_folder_and_by_a_column(tmp_path):
     for path in (tmp_path, tmp_path / "Train.csv"):
         splits = open_splits(str(path))
         assert sizes(splits) == {"train": 2, "validation": 1}
-        assert splits.found().endswith("1 validation (valid.csv; none of 1 class); not used: test.csv (it has no labels)")
+        found = "1 validation (valid.csv; none of 1 class); not used: test.csv (it has no labels)"
+        assert splits.found().endswith(found)
     (tmp_path / "all.csv").write_text(
         "split,path,label\ntrain,a.png,ant\nVAL,b.png,bee\ntest,c.png,bee\ntrain,d.png,bee\n"
     )
