@@ -53,7 +53,6 @@ def config_of(recipe: str, root: str | None = None) -> TrainConfig:
         batch_size=128,
         lr=0.1,
         warmup=200,
-        precision="bf16",
         evaluate_every=EPOCHS,
         checkpoint_every=2,
     )
