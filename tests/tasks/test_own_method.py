@@ -11,7 +11,7 @@ from torch import nn
 import longtail
 from longtail.errors import UserError
 from longtail.extraction.run import Extractor
-from longtail.posthoc.base import AffinePostHoc, FitResult, PostHoc
+from longtail.posthoc import AffinePostHoc, FitResult, PostHoc
 from longtail.report.build import report_run
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.tables import markdown, summarise

@@ -10,7 +10,6 @@ checks its settings in `check_settings`. It then works everywhere that the libra
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self, overload
 
 import numpy as np
@@ -25,28 +24,9 @@ from longtail.errors import UserError
 from longtail.networks.head import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
+from longtail.posthoc.folding import folded_affine, is_trained
 from longtail.posthoc.inputs import FitData, from_arrays, from_outputs
-from longtail.posthoc.solver import Solution
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """How a fit ended."""
-
-    converged: bool
-    iterations: int
-    gradient: float | None
-    seconds: float
-    value: float | None = None
-
-    @classmethod
-    def of(cls, solution: Solution) -> FitResult:
-        return cls(solution.converged, solution.evaluations, solution.gradient, solution.seconds, solution.value)
-
-    @classmethod
-    def closed_form(cls) -> FitResult:
-        """A fit without iterations."""
-        return cls(converged=True, iterations=0, gradient=None, seconds=0.0)
+from longtail.posthoc.result import FitResult
 
 
 class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -277,11 +257,6 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         raise UserError(f"{type(self).__name__} does not fold into a linear head")
 
 
-def is_trained(layer: nn.Module) -> bool:
-    """Whether any parameter of a layer requires a gradient."""
-    return any(parameter.requires_grad for parameter in layer.parameters())
-
-
 class AffinePostHoc(PostHoc):
     """Methods that are a scale and a shift per class: they fold into the head.
 
@@ -298,12 +273,3 @@ class AffinePostHoc(PostHoc):
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         check_is_fitted(self)
         return folded_affine(weight, bias, self.scale_, self.shift_)
-
-
-def folded_affine(weight: Tensor, bias: Tensor | None, scale: np.ndarray, shift: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Weight (K, D) and bias (K,) of the layer that returns `scale * logits + shift`."""
-    # On the CPU, because not every device computes in float64.
-    factor, offset = torch.as_tensor(scale).double(), torch.as_tensor(shift).double()
-    old = torch.zeros(len(weight)) if bias is None else bias.cpu()
-    folded = factor.unsqueeze(1) * weight.cpu().double(), factor * old.double() + offset
-    return folded[0].to(weight.dtype).to(weight.device), folded[1].to(weight.dtype).to(weight.device)

@@ -20,12 +20,13 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from longtail.errors import UserError
-from longtail.posthoc.base import AffinePostHoc, FitResult, PostHoc
+from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.halo import HALO, WAYS
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.marc import MARC
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.target_prior import log_target, shifted
 from longtail.posthoc.unseen import require_unseen
 

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from longtail.errors import UserError, choose
 from longtail.outputs.checks import Array
-from longtail.posthoc.base import FitResult, PostHoc
+from longtail.posthoc.base import PostHoc
 from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.linear import SINGLE_PRECISION, LinearProblem, plain_penalty
 from longtail.posthoc.lws import balanced_weights
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.settings import check_exact, check_sgd
 from longtail.posthoc.sgd import train_parameters
 from longtail.posthoc.solver import minimise

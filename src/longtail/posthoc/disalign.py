@@ -24,10 +24,12 @@ from torch import Tensor, nn
 from longtail.core.arrays import writable
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.networks.disalign_head import DisAlignHead, align
-from longtail.posthoc.base import FitResult, PostHoc, is_trained
+from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import require_features
+from longtail.posthoc.folding import is_trained
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.marc import class_weights
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.settings import check_sgd
 from longtail.posthoc.sgd import train_parameters, weighted_cross_entropy
 

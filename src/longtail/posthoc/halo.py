@@ -32,13 +32,14 @@ from longtail.distributed.world import World
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.base import FitResult, PostHoc
+from longtail.posthoc.base import PostHoc
 from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
 from longtail.posthoc.cross_fit import Fold, cross_fit
 from longtail.posthoc.crt import require_features
 from longtail.posthoc.heads import balanced_head, lda_head, spread
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.linear import LinearHead
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.stack import Held, Stack, sample_weights
 from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen

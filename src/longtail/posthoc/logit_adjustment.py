@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from longtail.outputs.checks import require_counts
-from longtail.posthoc.base import AffinePostHoc, FitResult
+from longtail.posthoc.base import AffinePostHoc
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.selection import TAUS, balanced_accuracy, best_setting, require_validation
 from longtail.posthoc.settings import number_or_auto
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from longtail.posthoc.affine import AffineProblem, ridge_per_number
-from longtail.posthoc.base import AffinePostHoc, FitResult
+from longtail.posthoc.base import AffinePostHoc
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.settings import check_exact
 from longtail.posthoc.solver import minimise
 

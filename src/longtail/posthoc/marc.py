@@ -23,8 +23,9 @@ from torch import Tensor
 from longtail.errors import choose
 from longtail.outputs.record import Outputs
 from longtail.posthoc.affine import AffineProblem, ridge_per_number
-from longtail.posthoc.base import AffinePostHoc, FitResult
+from longtail.posthoc.base import AffinePostHoc
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, between, halving, require_validation
 from longtail.posthoc.settings import check_exact, check_sgd, number_or_auto
 from longtail.posthoc.sgd import train_affine

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from longtail.errors import UserError
 from longtail.networks.sigmoid_head import SigmoidHead
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.base import FitResult, PostHoc, folded_affine, is_trained
+from longtail.posthoc.base import PostHoc
 from longtail.posthoc.curvature import Blocks
+from longtail.posthoc.folding import folded_affine, is_trained
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.settings import check_exact
 from longtail.posthoc.solver import Problem, minimise
 

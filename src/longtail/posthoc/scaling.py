@@ -24,8 +24,9 @@ from torch import Tensor
 
 from longtail.errors import number
 from longtail.posthoc.affine import AffineProblem, ridge_per_number
-from longtail.posthoc.base import AffinePostHoc, FitResult, PostHoc
+from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.result import FitResult
 from longtail.posthoc.settings import check_exact, check_minimiser
 from longtail.posthoc.solver import Problem, minimise
 
