@@ -92,11 +92,44 @@ def systems() -> list[str]:
     return lines
 
 
+def transfer() -> list[str]:
+    """Linear heads on frozen features of a pretrained backbone."""
+    known = {
+        name: path for name in ("fully", "briefly") if (path := RESULTS / "halo" / f"frozen-{name}.json").is_file()
+    }
+    if not known:
+        return []
+    found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in known.items()}
+    tables = {name: {row["method"]: row for row in values["rows"]} for name, values in found.items()}
+    columns = ["Method"]
+    for name, values in found.items():
+        heading = f"[head fitted {name}, {values['steps']:,} steps](halo/frozen-{name}.md)"
+        columns += [heading, "minus MARC", "ECE"]
+    lines = []
+    for method in next(iter(tables.values())):
+        cells = [method]
+        for rows in tables.values():
+            row = rows.get(method, {})
+            difference = "" if method == "MARC" else row.get("balanced, minus MARC", "")
+            cells += [row.get("balanced", ""), difference, row.get("ece", "")]
+        lines.append(cells)
+    return [
+        "## Transfer: a pretrained backbone, left as it is",
+        "",
+        "EfficientNet-Lite0 (ImageNet) on CIFAR-100-LT 100 at 96 pixels, linear heads; balanced accuracy on the test "
+        "images, per cent. No image is held out: HALO is cross-fitted. The pages in the heading say which classes and "
+        "how many seeds.",
+        "",
+        *lines_of(columns, lines),
+    ]
+
+
 def analyses() -> list[str]:
     """The paper's analyses, by name."""
     found = [name for name in ITEMS if (RESULTS / "analyses" / name / "README.md").is_file()]
     rows = [f"- [{ITEMS[name].where}: {ITEMS[name].what}](analyses/{name}/README.md)" for name in found]
-    return ["## The paper's analyses on these networks", "", *rows] if rows else []
+    where = "Each page says on which of these networks it was made in the place of the paper's."
+    return ["## The paper's analyses on these networks", "", *rows, "", where] if rows else []
 
 
 def others() -> list[str]:
@@ -118,7 +151,7 @@ def main() -> None:
         "Settings are chosen on validation images cut from the training images, never on test. This page is written by "
         "`benchmarks/results_page.py`.",
     ]
-    parts = [head, boundary(), systems(), analyses(), others()]
+    parts = [head, boundary(), systems(), transfer(), analyses(), others()]
     write_text(RESULTS / "README.md", "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n")
 
 
