@@ -1,1 +1,1 @@
-"""What every room uses: files, arrays, progress, text."""
+"""Used by all other packages: files, arrays, progress, text."""

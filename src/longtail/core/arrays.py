@@ -1,4 +1,4 @@
-"""Types of numbers: where half precision is not enough, and where numpy does not know them."""
+"""Conversions between torch and NumPy, and computing in at least single precision."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from longtail.core.mapped import MappedArray
 
 
 def single_at_least(values: Tensor) -> Tensor:
-    """Half precision becomes single; single and double stay."""
+    """Half precision is converted to single; single and double are not changed."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """On the CPU, without history, of a type that numpy knows."""
+    """The tensor on the CPU, detached, in a type that NumPy supports."""
     tensor = tensor.detach().cpu()
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Tensors and lists as arrays; arrays stay what they are, on disk or in memory."""
+    """Tensors and lists as arrays; arrays, also memory-mapped ones, are returned unchanged."""
     if isinstance(values, np.ndarray | MappedArray):
         return values  # type: ignore[return-value]  # it is read when it is indexed
     return plain(values).numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def writable(values: np.ndarray | Tensor) -> Tensor:
-    """A tensor over an array, or over a copy where torch could not write to the array."""
+    """A tensor that shares the memory of an array, or a copy if the array is read-only."""
     return values if isinstance(values, Tensor) else torch.from_numpy(np.require(values, requirements=("C", "W")))
 
 

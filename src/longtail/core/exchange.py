@@ -1,4 +1,4 @@
-"""Exchanging two paths in one step, so that there is no moment at which either is missing."""
+"""Exchange two paths in one step, so that both exist at every moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _library() -> Any:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two paths change places; False where the system or the file system cannot do it."""
+    """Exchange two paths; returns False if the operating system or the file system cannot do it."""
     library, first, second = _library(), os.fsencode(one), os.fsencode(other)
     if hasattr(library, "renameat2"):
         arguments = (CURRENT_FOLDER, first, CURRENT_FOLDER, second, ctypes.c_uint(LINUX_EXCHANGE))

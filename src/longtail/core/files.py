@@ -1,4 +1,4 @@
-"""Writing files and folders so that a reader sees the old content or the new one, never half of it."""
+"""Atomic writes: a reader sees the old content of a file or folder or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A block that writes `path`: what the system refuses there is one error that names the path."""
+    """A block that writes `path`; an error of the operating system becomes one `UserError` that names the path."""
     try:
         yield
     except OSError as error:
@@ -44,7 +44,7 @@ def _space(path: Path, error: OSError) -> str:
 
 
 def reserve(file: IO[bytes], size: int, path: Path) -> None:
-    """Take the space of a file before it is written: a mapped file on a full disk would end the process."""
+    """Reserve the space of a file before it is written: on a full disk, a write to a mapped file kills the process."""
     try:
         if hasattr(os, "posix_fallocate") and size:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -58,7 +58,7 @@ def reserve(file: IO[bytes], size: int, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; move it into place only if the block succeeds."""
+    """Yields a temporary path beside `path`; it is renamed to `path` only if the block succeeds."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in _unfinished(path):
@@ -68,7 +68,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             with claimed(handle):
-                if not temporary.exists():  # another writer took it for abandoned before it was claimed
+                if not temporary.exists():  # another writer removed it as abandoned before it was locked
                     temporary.touch()
                 yield temporary
                 temporary.chmod(0o666 & ~_umask())
@@ -81,7 +81,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def require_own(folder: Path, own: Sequence[str], kind: str) -> None:
-    """Refuse to replace a folder that holds anything but files of these names: they would be lost."""
+    """Refuse to replace a folder that holds files with other names than these, because they would be lost."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out")
     found = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -94,7 +94,7 @@ def require_own(folder: Path, own: Sequence[str], kind: str) -> None:
 
 @contextmanager
 def replacing_folder(path: Path, own: Sequence[str], kind: str) -> Iterator[Path]:
-    """Give a temporary folder beside `path`; it takes the place of `path` only if the block succeeds.
+    """Yields a temporary folder beside `path`; it replaces `path` only if the block succeeds.
 
     One process at a time writes a folder; what others that were killed have left is removed first. A folder that holds
     anything but files of the names `own`, the parts of a `kind`, is not replaced.
@@ -119,14 +119,14 @@ def replacing_folder(path: Path, own: Sequence[str], kind: str) -> Iterator[Path
 def _put(new: Path, path: Path, old: Path) -> None:
     if path.exists() and exchange(new, path):
         return
-    # Where the system cannot exchange two paths there is a moment without `path`: `settle` ends it.
+    # If the system cannot exchange two paths, `path` is missing for a moment; `settle` restores it after a kill.
     if path.exists():
         path.rename(old)
     new.rename(path)
 
 
 def settle(path: Path) -> None:
-    """Bring back a folder whose replacement was cut off between two steps."""
+    """Restore a folder whose replacement was interrupted between its two steps."""
     if not path.exists() and any(_unfinished(path)):
         with locked(path):
             _restore(path)
@@ -143,7 +143,7 @@ def _unfinished(path: Path) -> list[Path]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Drop what killed writers of `path` have left beside it; nobody may be writing it now."""
+    """Remove the temporary files that killed writers of `path` left behind; the caller must hold the lock."""
     for left in _unfinished(path):
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
@@ -152,7 +152,7 @@ def remove_unfinished(path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """See that new names reach the disk, where the system lets a folder be opened."""
+    """Flush the names in a folder to disk, on systems that can open a folder."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -189,5 +189,5 @@ def sha256(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where downloaded data sets live: `$LONGTAIL_CACHE`, or `~/.cache/longtail`."""
+    """The folder of downloaded data sets: `$LONGTAIL_CACHE`, or `~/.cache/longtail`."""
     return Path(os.environ.get("LONGTAIL_CACHE") or Path.home() / ".cache" / "longtail")

@@ -1,4 +1,4 @@
-"""The version of everything the library writes to disk, and what becomes of other versions."""
+"""The format version of every file that the library writes, and the check of it when a file is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class NewerFormat(UserError):
 
 
 def format_of(details: dict[str, Any], path: Path) -> int:
-    """The version a file says it has; 0 for files from before there were versions.
+    """The format version in the header of a file; 0 for files written before versions existed.
 
     A newer version than this library knows is an error: what it means is not known here.
     """

@@ -1,8 +1,8 @@
-"""The header of a safetensors file: written, read, and checked before anything is believed.
+"""The header of a safetensors file: written, read, and checked before it is used.
 
     8 bytes: length of the header; the header, JSON; the bytes of all arrays, one after another, without gaps
 
-What the library says about the file stands in the header's metadata under "longtail", with digests of the content:
+The library's own metadata is in the header under "longtail", together with digests of the content:
 one for every `chunk` bytes of each array, and one of the header itself.
 """
 
@@ -26,7 +26,7 @@ from longtail.errors import UserError
 KIND = "a whole safetensors file"
 MOST_HEADER = 1 << 24  # bytes
 SMALLEST_CHUNK = 1 << 20  # bytes under one digest
-MOST_CHUNKS = 1 << 15  # of one array: its digests fit into the header
+MOST_CHUNKS = 1 << 15  # bytes of one array: with more, its digests would not fit into the header
 DIGEST_LETTERS = 16
 SIZES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
@@ -38,7 +38,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One array: its type, its shape, and where its bytes stand behind the header."""
+    """One array: its type, its shape, and the position of its bytes after the header."""
 
     kind: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Digests:
-    """What the content of a file must be: for each array one digest after another, each of `chunk` bytes."""
+    """The digests of the content: for each array, one digest per `chunk` bytes."""
 
     chunk: int
     arrays: dict[str, str]
@@ -60,7 +60,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrays of a file and what its writer says about them."""
+    """The arrays of a file and the metadata of its writer."""
 
     entries: dict[str, Entry]
     details: dict[str, Any]
@@ -68,12 +68,12 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Bytes behind the header."""
+        """Number of bytes after the header."""
         return max((entry.stop for entry in self.entries.values()), default=0)
 
     @classmethod
     def of(cls, arrays: dict[str, tuple[str, tuple[int, ...]]], details: dict[str, Any]) -> Layout:
-        """Arrays of these types and shapes one after another; their digests are still to be filled in."""
+        """A layout of arrays of these types and shapes, one after another; the digests are filled in later."""
         entries, position = {}, 0
         for name, (kind, shape) in arrays.items():
             stop = position + math.prod(shape) * SIZES[kind]
@@ -85,7 +85,7 @@ class Layout:
         return cls(entries, details, Digests(chunk, empty, "0" * DIGEST_LETTERS))
 
     def with_digests(self, arrays: dict[str, str]) -> Layout:
-        """The same, with the digests of its arrays and of the header filled in."""
+        """A copy with the digests of the arrays and of the header."""
         assert self.digests is not None
         filled = Digests(self.digests.chunk, arrays, "0" * DIGEST_LETTERS)
         own = digest(_described(self.entries, self.details, filled).encode())
@@ -105,7 +105,7 @@ class Layout:
 
 
 def digest(content: Any) -> str:
-    """Tells content that was damaged from what was written; it is no protection against forgery."""
+    """The digest of some bytes. It detects damage; it does not protect against forgery."""
     return xxhash.xxh3_64_hexdigest(content)
 
 
@@ -125,7 +125,7 @@ def _described(entries: dict[str, Entry], details: dict[str, Any], digests: Dige
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[IO[bytes], Layout, int]]:
-    """A file, its checked header, and where the bytes of its arrays begin; what fails in the block names the file."""
+    """An open file, its checked header, and the position of its first array; errors in the block name the file."""
     require_file(path)
     with reading(path, KIND), path.open("rb") as file:
         yield file, *_read(file, path)
@@ -141,7 +141,7 @@ def _read(file: IO[bytes], path: Path) -> tuple[Layout, int]:
     entries = {str(name): _entry(name, value) for name, value in header.items()}
     details = json.loads(metadata.get("longtail", "{}"))
     if not isinstance(details, dict):
-        raise ValueError("what it says about itself is no list of names and values")
+        raise ValueError("its metadata is not a table of names and values")
     layout = Layout(entries, details, _digests(details.pop("digests", None), entries))
     _require_no_gaps(layout, size - 8 - length)
     if layout.digests and layout.digests != layout.with_digests(layout.digests.arrays).digests:

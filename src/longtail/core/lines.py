@@ -1,7 +1,7 @@
-"""Journals: files to which one process appends JSON objects, a line each.
+"""Journals: files to which one process appends JSON objects, one per line.
 
-A process that was killed while it wrote leaves a torn last line. That is normal: readers skip it, and the next writer,
-who holds the folder, cuts it off.
+A process that is killed while it writes leaves an incomplete last line. Readers skip this line, and the next writer,
+which holds the lock of the folder, removes it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ KIND = "a journal of ours"
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Add one line, in one piece."""
+    """Append one line in a single write."""
     line = (json.dumps(value) + "\n").encode()
     with writing(path), path.open("ab", buffering=0) as file:
         begin = file.tell()
         try:
             if file.write(line) != len(line):
-                file.write(line[file.tell() - begin :])  # the system says why the rest has no place
+                file.write(line[file.tell() - begin :])  # raises the reason, such as a full disk
         except OSError:
             file.truncate(begin)
             raise
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal; none where there is no file."""
+    """The complete lines of a journal; an empty list if the file does not exist."""
     if not path.exists():
         return []
     content = read_bytes(path, KIND, most=MOST_BYTES)
@@ -41,7 +41,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_lines(path: Path, kept: list[dict[str, Any]]) -> None:
-    """Let a journal hold these of its lines and nothing else; a file that does already is left as it is."""
+    """Keep only these lines of a journal; a file that already has exactly these lines is not rewritten."""
     content = "".join(json.dumps(value) + "\n" for value in kept).encode()
     if path.exists() and read_bytes(path, KIND, most=MOST_BYTES) != content:
         write_bytes(path, content)

@@ -1,4 +1,4 @@
-"""One process at a time: locks that the system takes back when their holder dies, so none is ever stale."""
+"""Locks for one process at a time. The operating system releases a lock when its process ends, so no lock is stale."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = ".lock"  # in a folder that a process holds
-PATIENCE = 10.0  # seconds: a process that was killed is gone by then
+PATIENCE = 10.0  # seconds to wait for a lock: by then a process that was killed has ended
 POLL_SECONDS = 0.05
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
@@ -28,7 +28,7 @@ _held: set[int] = set()
 
 
 def _forget_in_child() -> None:
-    """A copy of the handle in a worker process would keep the lock after the death of its holder."""
+    """Close the handles in a worker process: a copy would keep the lock after its holder has ended."""
     for handle in _held:
         with suppress(OSError):
             os.close(handle)
@@ -41,14 +41,14 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def locked(path: Path, patience: float | None = None) -> Iterator[None]:
-    """Only one process at a time is in the block for `path`; the others wait, for so many seconds or to the end."""
+    """Only one process at a time runs the block for `path`; the others wait, at most `patience` seconds."""
     with _holding(path.with_name(f".{path.name}.lock"), patience):
         yield
 
 
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Hold a folder for as long as the block runs; an error says who else does. A new folder left empty is removed."""
+    """Lock a folder while the block runs; an error names another holder. A new folder left empty is removed."""
     is_new = not folder.exists()
     try:
         with _holding(folder / LOCK_FILE, PATIENCE):
@@ -61,7 +61,7 @@ def holding(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def claimed(handle: int) -> Iterator[None]:
-    """Mark an open file as in use until the block ends, or this process does; then it is closed."""
+    """Mark an open file as in use until the block or this process ends; then the file is closed."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ def claimed(handle: int) -> Iterator[None]:
 
 
 def is_abandoned(file: Path) -> bool:
-    """Whether the process that claimed a file is gone; False where that cannot be known."""
+    """Whether the process that claimed a file has ended; False if that cannot be known."""
     if fcntl is None:
         return False
     try:
@@ -96,12 +96,12 @@ def _holding(file: Path, patience: float | None) -> Iterator[None]:
     handle = _acquire(file, patience)
     _held.add(handle)
     try:
-        with suppress(OSError):  # a full disk: the lock holds without a name
+        with suppress(OSError):  # a full disk: the lock works without the name of its holder
             os.ftruncate(handle, 0)
             os.pwrite(handle, _own_name().encode(errors="replace"), 0)
         yield
     finally:
-        # Removed before it is given back: who waits for this file finds that it is gone, and starts over.
+        # Removed before it is released: a process that waits for this file sees that it is gone, and tries again.
         with suppress(OSError):
             file.unlink()
         _held.discard(handle)
@@ -151,7 +151,7 @@ def _warn(file: Path) -> bool:
 
 
 def _is_still(handle: int, file: Path) -> bool:
-    """Whether the locked file is the one that has this name: its last holder may have removed it."""
+    """Whether the locked file still exists under this name: its last holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(handle), file.stat())
     except FileNotFoundError:

@@ -12,5 +12,5 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-# Processes that decode images, unless told otherwise: more than cores would only wait for each other.
+# Default number of processes that decode images: more processes than cores would wait for each other.
 WORKERS = min(4, usable_cores())

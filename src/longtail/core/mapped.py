@@ -1,7 +1,7 @@
-"""Safetensors files whose arrays are memory-mapped, for reading and for writing row by row.
+"""Safetensors files with memory-mapped arrays, to read and to write row by row.
 
-A chunk of a mapped array is compared with its digest when it is first read, so a file larger than memory is opened at
-once, and a byte that was damaged on disk is never taken for a number.
+A chunk of a mapped array is compared with its digest when it is first read. So a file larger than memory opens at
+once, and bytes that were damaged on disk are never used.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ TYPES: dict[str, np.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
 
 class MappedArray(NDArrayOperatorsMixin):
-    """An array in a file, read when it is indexed; what is read is first compared with its digests.
+    """An array in a file, read when it is indexed; each chunk is compared with its digest before it is used.
 
-    It goes wherever numpy takes an array; `array[:]` is a numpy array of all of it.
+    NumPy functions accept it; `array[:]` is a NumPy array of the whole content.
     """
 
     def __init__(self, path: Path, name: str, content: np.ndarray, array: np.ndarray, digests: Digests) -> None:
@@ -67,10 +67,10 @@ class MappedArray(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(np.asarray(self), name)  # everything else that an array has
+        return getattr(np.asarray(self), name)  # all other attributes of an array
 
     def _chunks_of(self, key: Any) -> Iterable[int]:
-        """The chunks under the rows that an index asks for; all of them where it is of no simple kind."""
+        """The chunks that contain the rows of an index; all chunks if the index is not a slice or row numbers."""
         size, width = self._digests.chunk, len(self._content) // max(len(self), 1)
         key = key[0] if isinstance(key, tuple) and key else key
         if isinstance(key, slice) and key.step in (None, 1):
@@ -103,7 +103,7 @@ def check(content: np.ndarray, path: Path, name: str, digests: Digests, number: 
 def create(
     path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]], details: dict[str, Any]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """A new safetensors file of known shapes, mapped for writing; it appears when the block succeeds."""
+    """A new safetensors file with known shapes, mapped for writing; the file appears if the block succeeds."""
     described = {name: (NAMES[np.dtype(dtype)], tuple(shape)) for name, (shape, dtype) in shapes.items()}
     layout = Layout.of(described, details)
     header = layout.encode()
@@ -120,7 +120,7 @@ def create(
 
 
 def rewrite(path: Path, name: str, values: np.ndarray) -> None:
-    """Put other values of the same shape and type into one array of a file that nobody else has opened."""
+    """Replace one array of a file by values of the same shape and type; no other process may have the file open."""
     with opened(path) as (_, layout, start):
         assert layout.digests is not None
     with writing(path):
@@ -149,7 +149,7 @@ def _seal(path: Path, layout: Layout, contents: dict[str, np.ndarray], known: di
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays of a safetensors file, mapped, and what its writer says about it.
+    """The memory-mapped arrays of a safetensors file, and the metadata of its writer.
 
     Changes to the arrays stay in memory and never reach the file.
     """
@@ -159,7 +159,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             if entry.kind not in TYPES and entry.kind != "BF16":
                 raise UserError(f"{path}: {name} is of type {entry.kind}; save it as one of {', '.join(TYPES)}")
             content = _map(file, entry, start, "c")
-            # numpy does not know bfloat16: the upper half of a float32.
+            # NumPy has no bfloat16; its bytes are the upper half of a float32.
             array = content.view(TYPES.get(entry.kind, np.dtype(np.uint16))).reshape(entry.shape)
             mapped = MappedArray(path, name, content, array, layout.digests) if layout.digests else array
             arrays[name] = (
@@ -171,6 +171,6 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _map(path: Path | IO[bytes], entry: Entry, start: int, mode: Any) -> np.ndarray:
     """The bytes of one array."""
     size = entry.stop - entry.start
-    if size == 0:  # nothing cannot be mapped
+    if size == 0:  # an empty array cannot be mapped
         return np.empty(0, np.uint8)
     return np.memmap(path, np.uint8, mode, start + entry.start, (size,))

@@ -9,7 +9,7 @@ from longtail.errors import choose
 
 
 def parse_options(options: dict[str, str], *functions: Callable[..., object]) -> dict[str, object]:
-    """Options as the values they mean, with `-` or `_` in names; an error lists the names that the functions take."""
+    """Options converted to values, with `-` or `_` in names; an error lists the names that the functions accept."""
     known = dict.fromkeys(name for function in functions for name in _names(function))
     return {choose("option", name.replace("-", "_"), known): _value(text) for name, text in options.items()}
 
@@ -20,12 +20,12 @@ def _names(function: Callable[..., object]) -> list[str]:
 
 
 def taken_by(options: dict[str, object], function: Callable[..., object]) -> dict[str, object]:
-    """Those of the options that a function takes."""
+    """The options that a function accepts."""
     return {name: value for name, value in options.items() if name in _names(function)}
 
 
 def _value(text: str) -> object:
-    """What a word means: a number, a truth value, nothing, or itself."""
+    """The value of a word: a number, True or False, None, or the word itself."""
     words: dict[str, object] = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""What a long job shows: a live bar on a terminal or in a notebook, plain lines elsewhere, nothing when quiet."""
+"""Progress of a long job: a live bar on a terminal or in a notebook, plain lines elsewhere, nothing with `quiet`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINE_SECONDS = 10.0
 
 
 class PlainConsole(Console):
-    """A console that shows names from files as they are: no character in them moves the cursor or changes colours."""
+    """A console that escapes control characters in names from files, so that they cannot move the cursor."""
 
     def render_str(self, text: str, **more: Any) -> Text:
         return super().render_str(visible(text), **more)
@@ -38,9 +38,9 @@ class Task:
         self._bar: Progress | None = None
 
     def advance(self, amount: int, note: str = "") -> None:
-        """Count `amount` more as done; `note` stands beside the bar."""
+        """Add `amount` to the units that are done; `note` is shown beside the bar."""
         self.done += amount
-        self.first = min(self.first, self.done)  # what was interrupted may go on from before where it had come
+        self.first = min(self.first, self.done)  # a resumed job may continue from an earlier point
         self.note = note or self.note
         if self._bar:
             self._bar.update(
@@ -77,7 +77,7 @@ class Display:
         self.error = PlainConsole(stderr=True, quiet=quiet, highlight=False)
 
     def line(self, text: str) -> None:
-        """One line about how the work goes."""
+        """One line about the progress."""
         self.error.print(text, markup=False, soft_wrap=True)
 
     def table(self, table: RenderableType) -> None:

@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
 
 
 def provenance() -> dict[str, str]:
-    """What stands beside a result of this process."""
+    """The record that is stored beside a result of this process."""
     script, *words = sys.argv
     program = ["longtail"] if Path(script).name in ("longtail", "__main__.py") else ["python", script]
     return {

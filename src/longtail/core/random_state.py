@@ -1,4 +1,4 @@
-"""The random numbers of the caller: code that runs in between leaves them as they were."""
+"""Keeps the random state of the caller unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """A block after which torch, NumPy and Python draw what they would have drawn without it."""
+    """A block that restores the random states of torch, NumPy and Python at its end."""
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
     of_devices = torch.cuda.get_rng_state_all() if in_use else []

@@ -1,7 +1,7 @@
-"""Reading files that may come from anybody: size is bounded before memory is taken, every failure is one line.
+"""Reading untrusted files: sizes are checked before memory is allocated, and every failure is one line.
 
 A reader does its work inside `reading(path, kind)`. Whatever goes wrong there, in our code or in a library, becomes a
-`UserError` that names the file: the ways in which a damaged or hostile file can fail cannot be listed.
+`UserError` that names the file, because a damaged or hostile file can fail in more ways than a list can hold.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from longtail.errors import UserError
 
 MOST_TEXT = 1 << 30  # bytes of a text file: ten million lines of a list, and more
 MOST_UNPACKED, MOST_RATIO = 1 << 28, 50  # bytes that any archive may unpack to, and times its own size beyond that
-MOST_REASON = 160  # letters of what a library says about a file
+MOST_REASON = 160  # characters of a library's error message that are shown
 
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn any failure of the block into one error: "PATH is not KIND: reason", or what the system says."""
+    """Turn any failure of the block into one error: "PATH is not KIND: reason", or the error of the system."""
     try:
         yield
     except UserError:
@@ -40,13 +40,13 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in one short line."""
+    """The message of an error as one short line."""
     said = " ".join(str(error).split()) or type(error).__name__
     return said if len(said) <= MOST_REASON else said[:MOST_REASON] + "…"
 
 
 def require_file(path: Path) -> int:
-    """The size of a regular file; a folder, a pipe or a device is an error: opening a pipe would wait for ever."""
+    """The size of a regular file; raises for a folder, a pipe or a device: opening a pipe could wait for ever."""
     with reading(path, "a file"):
         found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -55,7 +55,7 @@ def require_file(path: Path) -> int:
 
 
 def read_bytes(path: Path, kind: str, *, most: int) -> bytes:
-    """The content of a file of at most so many bytes."""
+    """The content of a file; raises if it has more than `most` bytes."""
     size = require_file(path)
     if size > most:
         raise UserError(f"{path} is too large to be {kind}: {size:,} bytes, at most {most:,} are read")
@@ -64,7 +64,7 @@ def read_bytes(path: Path, kind: str, *, most: int) -> bytes:
 
 
 def require_small_archive(path: Path) -> None:
-    """Refuse a zip archive whose parts unpack to far more than it holds: arrays of numbers shrink little."""
+    """Refuse a zip archive that unpacks to far more bytes than it has: arrays of numbers compress little."""
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(part.file_size for part in archive.infolist())
     if unpacked > MOST_UNPACKED + MOST_RATIO * path.stat().st_size:

@@ -1,4 +1,4 @@
-"""JSON files as typed records: checked once, when they are opened, so that nobody has to check again."""
+"""JSON files as typed records: the types are checked once, when a file is opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longtail.core.reading import read_text, reason
 from longtail.errors import LARGEST, UserError
 
 T = TypeVar("T")
-LARGEST_FILE = 1 << 28  # bytes; nothing the library writes as JSON comes near
+LARGEST_FILE = 1 << 28  # bytes; far above the size of any JSON file that the library writes
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -35,12 +35,12 @@ def refuse(word: str) -> None:
 
 
 def as_record(kind: type[T], values: dict[str, Any], path: Path) -> T:
-    """A dataclass from the values of a JSON object; values of other names are left aside."""
+    """A dataclass from the values of a JSON object; values with other names are ignored."""
     return _record(kind, values, path, "")
 
 
 def as_typed(kind: Any, values: dict[str, Any], path: Path) -> Any:
-    """A `TypedDict` of the values of a JSON object, all of which must be there."""
+    """A `TypedDict` from the values of a JSON object; all of them are required."""
     missing = [name for name in _hints(kind) if name not in values]
     if missing:
         raise UserError(f"{path} is damaged: it has no {missing[0]}")
@@ -66,7 +66,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def checked(hint: Any, value: Any, path: Path, place: str) -> Any:
-    """The value, if it is of the type that a field has."""
+    """The value, checked against the type of its field."""
     if dataclasses.is_dataclass(hint):
         return _record(hint, value, path, place)
     kind, inner = get_origin(hint), get_args(hint)
@@ -81,7 +81,7 @@ def checked(hint: Any, value: Any, path: Path, place: str) -> Any:
     if hint is Any:
         return value
     wanted = (int, float) if hint is float else kind or hint
-    # A truth value is a whole number to Python, not to us.
+    # In Python a bool is an int; in these files it is not.
     if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
         raise UserError(f"{path} is damaged: {place} is {_said(value)}, not of type {getattr(hint, '__name__', hint)}")
     most = LARGEST if isinstance(value, int) else sys.float_info.max

@@ -60,7 +60,7 @@ def has_digests(path: Path) -> bool:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote; what is not as it was written is an error, where there are digests."""
+    """The tensors and the header that `write_tensors` wrote; raises if a digest does not match."""
     tensors = {}
     with opened(path) as (file, layout, begin):
         for name, entry in layout.entries.items():

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and words from strangers: shown as they are written, never obeyed."""
+"""Numbers as text, and untrusted text without control characters or markup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud80
 
 
 def percent(value: float | None) -> str:
-    """A share as people read it.
+    """A share as a percentage.
 
     >>> percent(0.4567), percent(None)
     ('45.7', 'none')
@@ -18,7 +18,7 @@ def percent(value: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people say them.
+    """Seconds as text.
 
     >>> clock(42), clock(75), clock(7500)
     ('42 s', '1 min 15 s', '2 h 05 min')
@@ -32,7 +32,7 @@ def clock(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Text without characters that a terminal obeys or cannot write.
+    """Text in which control characters, and characters that a terminal cannot print, are escaped.
 
     >>> print(visible("cat" + chr(27) + "[2J"))
     cat\\x1b[2J
@@ -41,7 +41,7 @@ def visible(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text in a line of Markdown: no markup and no HTML of its own.
+    """Text in a line of Markdown: its markup and HTML are escaped.
 
     >>> markdown_text("<b>a|b</b>")
     '&lt;b&gt;a\\\\|b&lt;/b&gt;'
@@ -51,7 +51,7 @@ def markdown_text(text: str) -> str:
 
 
 def table_cell(text: str) -> str:
-    """Text in a cell of a CSV file: a program for spreadsheets must not take it for a formula.
+    """Text in a cell of a CSV file, escaped so that a spreadsheet program does not run it as a formula.
 
     >>> table_cell("=1+2"), table_cell("cat"), table_cell("-1.5")
     ("'=1+2", 'cat', '-1.5')
