@@ -24,7 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_memory, column_or_1d
 
 from longtail.errors import UserError
-from longtail.posthoc.base import PostHoc
+from longtail.posthoc.base import PostHoc, unfitted
 from longtail.posthoc.marc import MARC
 
 FOLDS = 5
@@ -94,7 +94,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if isinstance(self.cv, str) or isinstance(estimator, FrozenEstimator):
             logits, codes = self._held_out(estimator, X, y)
         else:
-            kept = check_memory(self.memory).cache(_cross_validated, ignore=["n_jobs"])
+            kept: Any = check_memory(self.memory).cache(_cross_validated, ignore=["n_jobs"])
             folds = FOLDS if self.cv is None else self.cv
             self.classes_, codes = np.unique(y, return_inverse=True)
             self.estimator_, logits = kept(estimator, X, y, folds, fit_params, self.n_jobs)
@@ -102,7 +102,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             present = _present(fit_params["sample_weight"], codes, self.classes_)
             logits, codes = logits[present], codes[present]
         known = {**_linear_head(self.estimator_, logits.shape[1]), "class_counts": class_counts}
-        self.method_ = clone(MARC() if self.method is None else self.method)
+        self.method_ = unfitted(MARC() if self.method is None else self.method)
         if self.method_.needs_features:
             raise UserError(
                 f"{type(self.method_).__name__} needs the features before a network's last layer; "
@@ -187,10 +187,15 @@ def _cross_validated(
         warnings.filterwarnings("error", "Number of classes in training fold", RuntimeWarning)
         options = {"cv": folds, "method": response, "n_jobs": n_jobs, "params": fit_params or None}
         try:
-            scores = cross_val_predict(estimator, X, y, **options)
+            scores: Any = cross_val_predict(estimator, X, y, **options)
         except RuntimeWarning as error:
             raise UserError("a fold of cv leaves a class out of its training part; stratify the folds") from error
     return fitted, _as_logits(scores, response, len(classes), estimator)
+
+
+def _copy(estimator: Any) -> Any:
+    """The estimator with its settings, not fitted."""
+    return clone(estimator)
 
 
 def _fitted(
@@ -202,12 +207,12 @@ def _fitted(
 ) -> tuple[Any, np.ndarray]:
     """The estimator fitted on labels (N,), or on their numbers where it takes no others, as XGBoost; and which."""
     try:
-        return clone(estimator).fit(X, y, **fit_params), y
+        return _copy(estimator).fit(X, y, **fit_params), y
     except ValueError as error:
         if np.array_equal(y, codes):
             raise
         try:
-            return clone(estimator).fit(X, codes, **fit_params), codes
+            return _copy(estimator).fit(X, codes, **fit_params), codes
         except ValueError:
             raise error from None
 

@@ -10,12 +10,12 @@ checks its settings in `check_settings`. It then works everywhere that the libra
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, Self, TypeVar, cast, overload
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -27,6 +27,8 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.folding import folded_affine, is_trained
 from longtail.posthoc.inputs import FitData, from_arrays, from_outputs
 from longtail.posthoc.result import FitResult
+
+Method = TypeVar("Method", bound="PostHoc")
 
 
 class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -255,6 +257,11 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weight (K, D) and bias (K,) of the linear head that returns the calibrated logits."""
         raise UserError(f"{type(self).__name__} does not fold into a linear head")
+
+
+def unfitted(method: Method) -> Method:
+    """A copy of a method with the same settings, not fitted."""
+    return cast("Method", clone(method))
 
 
 class AffinePostHoc(PostHoc):

@@ -17,13 +17,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from sklearn.base import clone
 from torch import Tensor
 
 from longtail.errors import choose
 from longtail.outputs.record import Outputs
 from longtail.posthoc.affine import AffineProblem, ridge_per_number
-from longtail.posthoc.base import AffinePostHoc
+from longtail.posthoc.base import AffinePostHoc, unfitted
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.result import FitResult
 from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, between, halving, require_validation
@@ -225,7 +224,7 @@ class MARC(AffinePostHoc):
         data = self._check(outputs)
         path = {}
         for gamma, solution in self._path(data, gammas).items():
-            fitted: MARC = clone(self).set_params(gamma=gamma)
+            fitted = unfitted(self).set_params(gamma=gamma)
             fitted.classes_, fitted.n_features_in_, fitted.gamma_ = data.classes, data.num_classes, gamma
             fitted._keep(solution, data)
             path[gamma] = fitted

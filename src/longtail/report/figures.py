@@ -94,7 +94,7 @@ def _marks(axes: Axes, summary: Summary, values: np.ndarray, color: str, label: 
     axes.scatter(range(len(ordered)), ordered, color=color, s=2, alpha=0.3, linewidths=0)
     reach = -(-len(ordered) // MOST_MARKS)
     near = [ordered[max(place - reach, 0) : place + reach + 1] for place in range(len(ordered))]
-    means = [np.nanmean(window) if np.isfinite(window).any() else np.nan for window in near]
+    means = [float(np.nanmean(window)) if np.isfinite(window).any() else np.nan for window in near]
     axes.plot(means, color=color, label=label, linewidth=1.6)
 
 

@@ -156,14 +156,14 @@ def _sizes_table(found: ClassDistribution, *, ends: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     if not ends:
         table.add_column("", no_wrap=True)
-    order, counts, shots = found.order.tolist(), found.class_counts, found.shots
+    order, counts, shots = found.order.tolist(), found.class_counts.tolist(), found.shots
     half = SHOWN_CLASSES // 2
     for label in [*order[:half], None, *order[-half:]] if ends else order:
         if label is None:
             table.add_row(f"… {len(order) - 2 * half:,} more", "…", "…", "…")
             continue
         row = [escape(found.class_names[label]), f"{counts[label]:,}", _share(counts[label], found.total)]
-        table.add_row(*row, shots[label], *([] if ends else [bar(counts[label], counts.max())]))
+        table.add_row(*row, shots[label], *([] if ends else [bar(counts[label], max(counts))]))
     table.add_section()
     table.add_row("total", f"{found.total:,}", "100 %", "")
     return table

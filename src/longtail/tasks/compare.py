@@ -9,9 +9,10 @@ validation split, never on the test split. Finished cells are reused; interrupte
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from joblib import Parallel, delayed
 
@@ -142,7 +143,8 @@ def watched(cells: Sequence[Cell], task: Task) -> Iterator[None]:
 
 def _do(cells: Sequence[Cell], jobs: int, display: Display, task: Task | None = None) -> None:
     balanced = SCORES["balanced"]
-    for number, result in enumerate(_workers(jobs)(delayed(run_cell)(cell) for cell in cells), 1):
+    results: Iterable[Any] = _workers(jobs)(delayed(run_cell)(cell) for cell in cells)
+    for number, result in enumerate(results, 1):
         if task:
             task.advance(1)
         shown = f"{balanced.heading.lower()} {balanced.show(result['metrics']['balanced'])}"

@@ -14,7 +14,7 @@ import torch
 from longtail.backbones import build_backbone
 from longtail.errors import UserError, choose
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, PostHocMethod, TrainMethod, build_posthoc, describe_posthoc
-from longtail.posthoc.base import PostHoc
+from longtail.posthoc.base import PostHoc, unfitted
 from longtail.runs.folder import Run, build_posthoc_for
 
 PLUS = re.compile(r"\+(?=[a-z])")  # 1e+5 is a number
@@ -81,9 +81,7 @@ class Entry:
     def build(self, run: Run | None = None) -> PostHoc:
         """The post-hoc method, not fitted; with a run, as stage two is on its data."""
         if self.own is not None:
-            from sklearn.base import clone
-
-            return clone(self.own)
+            return unfitted(self.own)
         if run is None:
             return build_posthoc(self.name, dict(self.options))
         return build_posthoc_for(run, self.name, dict(self.options))
