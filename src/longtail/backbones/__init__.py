@@ -15,7 +15,7 @@ from longtail.errors import UserError, choose
 
 
 class Backbone(Protocol):
-    """What the library needs from a backbone: features (N, num_features), and the feature map before pooling.
+    """The interface of a backbone: features (N, num_features), and the feature map before pooling.
 
     `feature_map(x)` is `last_block(early_map(x))`, so that a network can use that block twice.
     """

@@ -71,7 +71,7 @@ class CifarResNet(nn.Module):
         return self.layer3[-1]
 
     def early_map(self, x: Tensor) -> Tensor:
-        """What goes into the last block."""
+        """The input of the last block."""
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
         return self.layer3[:-1](self.layer2(self.layer1(x)))
 

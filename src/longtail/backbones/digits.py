@@ -30,7 +30,7 @@ class DigitsNet(nn.Module):
         return self.layers[-3:]
 
     def early_map(self, x: Tensor) -> Tensor:
-        """What goes into the last block."""
+        """The input of the last block."""
         return self.layers[:-3](x)
 
     def forward(self, x: Tensor) -> Tensor:

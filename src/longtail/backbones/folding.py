@@ -22,7 +22,7 @@ def folded(network: nn.Module) -> nn.Module:
     copy = deepcopy(network)
     copy.eval()
     for module in list(copy.modules()):
-        if not (isinstance(module, nn.Sequential) or type(module).__module__.startswith(__package__)):
+        if not (isinstance(module, nn.Sequential) or type(module).__module__.startswith("longtail.backbones")):
             continue
         for (name, layer), (next_name, following) in pairwise(list(module.named_children())):
             if isinstance(layer, nn.Conv2d) and isinstance(following, nn.BatchNorm2d):

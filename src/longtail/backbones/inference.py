@@ -1,4 +1,4 @@
-"""Running a frozen network: evaluation mode, and how many images go through it at a time."""
+"""Inference with a frozen network: evaluation mode, and the batch size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():  # what a model keeps for itself in inference mode could never be trained with
+        with torch.no_grad():  # tensors cached in inference mode could not be used in training
             yield
     finally:
         for module, mode in modes:

@@ -108,7 +108,7 @@ class ResNet(nn.Module):
         return self._last_stage[-1]
 
     def early_map(self, x: Tensor) -> Tensor:
-        """What goes into the last block."""
+        """The input of the last block."""
         return self._last_stage[:-1](self._first_stages(x))
 
     @property

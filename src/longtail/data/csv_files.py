@@ -1,7 +1,7 @@
 """Image sets given by a CSV file: a path and a label per row, with or without a header.
 
 Labels are numbers 0..K-1 or names; names are numbered in alphabetical order. With a header the
-columns may stand anywhere (`path` or `image`, `label` or `class`, …) and others are left aside;
+columns may be in any order (`path` or `image`, `label` or `class`, …) and other columns are ignored;
 without one they are the first two. A column `split` (train, validation, test) divides the rows;
 without it held-out images are in files of their own (`train.csv`, `val.csv`, `test.csv`).
 """
@@ -74,7 +74,7 @@ def paths_of_table(path: Path) -> list[str]:
 
 
 def _split_column(header: list[str], body: list[Row], path: Path) -> np.ndarray | None:
-    """The split of each row, if the file has a column that says it."""
+    """The split of each row, if the file has a column `split`."""
     places = [place for place, name in enumerate(header) if name.lower() == "split"]
     if not places:
         return None
@@ -88,7 +88,7 @@ def _split_column(header: list[str], body: list[Row], path: Path) -> np.ndarray 
 
 
 def read_csv_splits(config: DataConfig, root: Path) -> ReadSplits:
-    """One file with a column `split`, or the files that are named or called train.csv, val.csv, test.csv."""
+    """The splits of one file with a column `split`, or of the files given or called train.csv, val.csv, test.csv."""
     path = Path(config.train_list).expanduser() if config.train_list else _training_file(root)
     images, split = _read(path, root, None, config.skip_broken)
     if split is not None:
@@ -123,7 +123,7 @@ def _by_column(images: FileImages, split: np.ndarray, path: Path) -> ReadSplits:
 
 
 def _has_labels(path: Path) -> bool:
-    """Whether the rows of a file have two cells at least, and no header that names images alone."""
+    """Whether the rows of a file have at least two cells, and not a header that names only images."""
     first = [cell.lower() for cell in _rows(path)[0][1]]
     return len(first) > 1 and (not set(first) & set(PATH_NAMES) or bool(set(first) & set(LABEL_NAMES)))
 
@@ -142,7 +142,7 @@ def _rows(path: Path) -> list[Row]:
 
 
 def _columns(rows: list[Row], path: Path) -> tuple[int, int, bool]:
-    """Where paths and labels stand, and whether the first row is a header."""
+    """The columns of paths and labels, and whether the first row is a header."""
     first = [cell.lower() for cell in rows[0][1]]
     images = [first.index(name) for name in PATH_NAMES if name in first]
     labels = [first.index(name) for name in LABEL_NAMES if name in first]
@@ -150,6 +150,6 @@ def _columns(rows: list[Row], path: Path) -> tuple[int, int, bool]:
         return images[0], labels[0], True
     if images:
         raise UserError(f"{path} has no column for the label; call it {' or '.join(LABEL_NAMES[:2])}")
-    # A header in other words: no image is called so, while the next row's is.
+    # A header with other names: it is not the name of an image, and the next row has one.
     is_header = len(rows) > 1 and not is_image(Path(rows[0][1][0])) and is_image(Path(rows[1][1][0]))
     return 0, 1, is_header

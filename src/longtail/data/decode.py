@@ -20,14 +20,14 @@ BILINEAR = Image.Resampling.BILINEAR
 MOST_16_BIT = 65535
 
 
-# Pillow hands files of some other formats to programs: PostScript, whatever the file is called, to Ghostscript.
+# For some other formats Pillow starts a program: Ghostscript for PostScript, whatever the suffix of the file is.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000")
-MOST_PIXELS = 100_000_000  # a picture takes a few bytes for each while it is decoded
+MOST_PIXELS = 100_000_000  # decoding takes a few bytes of memory per pixel
 
 
 @contextmanager
 def opened_picture(source: Path | BytesIO) -> Iterator[Image.Image]:
-    """A picture whose header is read: of a format that is decoded in this process, and not too large for memory."""
+    """Open an image and read its header; raises if its format is not allowed or if it has too many pixels."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(source, formats=FORMATS) as picture:
@@ -102,7 +102,7 @@ class Resize:
 
     def __str__(self) -> str:
         return (
-            f"resize the whole picture to {self.size} x {self.size}, whatever its shape (bilinear, antialiased, as "
+            f"resize the whole image to {self.size} x {self.size}, whatever its shape (bilinear, antialiased, as "
             "Pillow does)"
         )
 
@@ -111,9 +111,9 @@ class Resize:
 
 
 def _resized(picture: Image.Image, size: int, box: tuple[float, float, float, float]) -> Image.Image:
-    """A window of a picture as a square, rows before columns.
+    """A window of an image resized to a square, rows before columns.
 
-    Pillow 13 and later take the columns of tall pictures first and round otherwise, by one level of 255; in two calls
+    Pillow 13 and later resize the columns of tall images first, which changes some pixels by 1 of 255; in two calls
     every version gives the same pixels.
     """
     left, top, right, bottom = box

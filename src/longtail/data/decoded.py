@@ -68,7 +68,7 @@ class StoredImages(Images):
         if not len(kept):
             raise UserError(f"none of the {len(indices)} images of a batch can be read")
         if self.finished:
-            assert decode.columns == 0  # nothing random may happen to pixels that have their size already
+            assert decode.columns == 0  # pixels of the final size must not be cropped at random again
             pixels = np.asarray(stored["pixels"].reshape(-1, decode.size, decode.size, 3)[rows[kept]])
         else:
             pictures = ((position, Image.fromarray(_picture(stored, int(rows[position])))) for position in kept)
@@ -77,7 +77,7 @@ class StoredImages(Images):
 
 
 def _picture(stored: dict[str, np.ndarray], row: int) -> np.ndarray:
-    """One picture (H, W, 3)."""
+    """One image (H, W, 3)."""
     height, width, start = (int(stored[name][row]) for name in ("heights", "widths", "starts"))
     return stored["pixels"][start : start + height * width * 3].reshape(height, width, 3)
 
@@ -138,7 +138,7 @@ def _make(
 ) -> bool:
     """Write the file, unless the images take too much space; returns whether it exists now."""
     total = len(images) * decode.size**2 * 3
-    if total <= most_bytes and how is None:  # stored pictures are seldom smaller than what is cut from them
+    if total <= most_bytes and how is None:  # stored images are seldom smaller than the windows cut from them
         total = int(_header_sizes(images).prod(1).sum()) * 3
     file.parent.mkdir(parents=True, exist_ok=True)
     if total > most_bytes or 2 * total > shutil.disk_usage(file.parent).free:
@@ -162,7 +162,7 @@ def _header_sizes(images: DecodedImages) -> np.ndarray:
 
 
 class _Pieces(Dataset[list[np.ndarray | None]]):
-    """Some images at a time, decoded; None for a broken one that may be skipped."""
+    """Decoded images in groups; None for a broken image that may be skipped."""
 
     def __init__(self, images: DecodedImages, decode: Decode | None) -> None:
         self.images = images

@@ -1,6 +1,6 @@
-"""scikit-learn's 1,797 real handwritten digits, 8x8 grey: embedded, no download.
+"""The 1,797 handwritten digits of scikit-learn, 8x8 grey images; no download is needed.
 
-The test split holds 60 images of every digit, whatever the seed; the rest is for training.
+The test split has 60 images of every digit for every seed; the other images are for training.
 """
 
 from __future__ import annotations

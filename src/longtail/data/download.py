@@ -22,7 +22,7 @@ from longtail.errors import UserError
 
 CHUNK = 1 << 20
 ATTEMPTS = 5
-MOST_BYTES = 1 << 30  # of an archive, packed or not: CIFAR has 187 MB
+MOST_BYTES = 1 << 30  # largest size of an archive, packed or unpacked: CIFAR has 187 MB
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.
             if isinstance(error, urllib.error.HTTPError) and error.code < 500:
                 raise UserError(f"{url} cannot be fetched: {error}") from error
             if attempt == ATTEMPTS or getattr(error, "errno", None) in NO_SPACE:
-                raise UserError(f"{url} cannot be fetched: {error}; run the same command again to go on") from error
+                raise UserError(f"{url} cannot be fetched: {error}; run the same command again to continue") from error
             time.sleep(pause * attempt)
     if _md5(part) != md5:
         part.unlink()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Decode(Protocol):
     @property
     def size(self) -> int:
         """Side of the resulting square."""
+        ...
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image: ...
 
@@ -125,6 +126,9 @@ class DecodedImages(Images):
         rows: (N,) row of each image in that set.
     """
 
+    per_image: ClassVar[tuple[str, ...]]
+    """Fields that hold one value per image, besides the labels."""
+
     skip_broken: bool = False
     whole: DecodedImages | None = field(default=None, repr=False)
     rows: np.ndarray | None = field(default=None, repr=False)
@@ -138,11 +142,6 @@ class DecodedImages(Images):
     def on_its_own(self) -> Self:
         """The same images as a set that is not a subset of another."""
         return replace(self, whole=None, rows=None)
-
-    @property
-    @abstractmethod
-    def per_image(self) -> tuple[str, ...]:
-        """Fields that hold one value per image, besides the labels."""
 
     @abstractmethod
     def state(self) -> bytes:
@@ -205,7 +204,7 @@ class FileImages(DecodedImages):
 
     root: Path
     paths: np.ndarray = field(repr=False)
-    per_image = ("paths",)
+    per_image: ClassVar[tuple[str, ...]] = ("paths",)
 
     def path(self, index: int) -> Path:
         return self.root / str(self.paths[index])

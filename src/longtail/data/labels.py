@@ -16,8 +16,8 @@ from longtail.errors import UserError
 LABEL_NAMES = ("labels", "label", "fine_label", "targets", "target", "y", "label_ids")
 
 Where = Callable[[int], str]
-MOST_DIGITS = 18  # of a label: it fits into 64 bits
-MOST_EMPTY, FEW_CLASSES = 10, 1000  # classes per image, and beyond that, that a list may have
+MOST_DIGITS = 18  # of a label, so that it fits into 64 bits
+MOST_EMPTY, FEW_CLASSES = 10, 1000  # a list may have this many classes per image, and this many more
 
 
 def from_numbers(
@@ -98,9 +98,9 @@ def as_class_numbers(labels: Any) -> np.ndarray:
 def _hint(array: np.ndarray) -> str:
     """What kind of labels these are, and what to do."""
     if array.ndim == 1:
-        return "; make whole numbers of them"
+        return "; convert them to whole numbers"
     if array.ndim == 2 and np.isin(array, (0, 1)).all():
         if (array.sum(1) == 1).all():
-            return "; where every sample has exactly one 1, argmax(1) makes class numbers of them"
+            return "; if every sample has exactly one 1, argmax(1) gives the class numbers"
         return ": samples with several classes, or none, have no class counts"
     return ": several numbers per sample"

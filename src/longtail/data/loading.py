@@ -35,7 +35,7 @@ TOGETHER = 512 * 32 * 32
 
 
 class _DrawnBatches(Dataset[Drawn]):
-    """A map from draws to augmented batches; what a worker process runs."""
+    """Turns draws into augmented batches; worker processes run it."""
 
     def __init__(self, images: Images, transform: Transform) -> None:
         self.images = images
@@ -54,7 +54,7 @@ class _DrawnBatches(Dataset[Drawn]):
             indices = np.concatenate([draw.indices for draw in draws])
             *read, kept = self._read_kept(indices, numbers)
             ends = np.cumsum([len(draw.indices) for draw in draws])
-            sizes = np.diff(np.searchsorted(kept, [0, *ends])).tolist()  # without images that were skipped as broken
+            sizes = np.diff(np.searchsorted(kept, [0, *ends])).tolist()  # without the broken images that were skipped
             for draw, size in zip(draws, sizes, strict=True):
                 if size == 0 < len(draw.indices):
                     raise UserError(f"none of the {len(draw.indices)} images of a batch can be read")

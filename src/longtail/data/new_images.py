@@ -53,7 +53,7 @@ def _at(place: Path, root: str | None) -> list[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The paths of a list; a label after a path, as in lists of training images, is left aside."""
+    """The paths of a list; a label after a path, as in lists of training images, is ignored."""
     lines = read_text(path, "a list of files").splitlines()
     words = [line.strip() for line in lines if line.strip()]
     if not words:

@@ -1,9 +1,9 @@
 """Image sets in Parquet files, as the Hugging Face hub keeps them: compressed images and labels in columns.
 
-Labels are read at once, images when they are needed. A row group of such a file holds a hundred
-images and more, so drawing single images from it would read all of them each time: on first use
-the images are copied, as they are, into an Arrow file in the cache, which the operating system
-maps into memory page by page.
+All labels are read first, images when they are needed. A row group of such a file holds a hundred
+images or more, and reading one image would read the whole group. Therefore, on first use,
+the compressed images are copied into an Arrow file in the cache folder, which the operating system
+maps into memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,17 +43,17 @@ class ParquetImages(DecodedImages):
 
     Args:
         files: in this order.
-        column: what the images are called.
-        lines: one row of the files per image, counted through all of them.
+        column: name of the column with the images.
+        lines: row of each image, counted over all files.
     """
 
     files: tuple[Path, ...]
     column: str
     lines: np.ndarray = field(repr=False)
-    per_image = ("lines",)
+    per_image: ClassVar[tuple[str, ...]] = ("lines",)
 
     def path(self, index: int) -> Path:
-        """FILE/row N, as errors call it."""
+        """FILE/row N, the name of an image in error messages."""
         row = int(self.lines[index])
         for file in self.files:
             count = _parquet().ParquetFile(file).metadata.num_rows
@@ -140,7 +140,7 @@ def read_parquet(
 
 
 def _labels(file: Path, column: str) -> np.ndarray:
-    """The labels of one file, (N,): numbers, or words that are kept once each, however often they stand there."""
+    """The labels of one file, (N,): numbers, or names; each different name is stored once."""
     parquet = _parquet()
     _require_plausible(parquet.ParquetFile(file).metadata, file)
     found = parquet.read_table(file, columns=[column], read_dictionary=[column]).column(0)
@@ -155,7 +155,7 @@ def _labels(file: Path, column: str) -> np.ndarray:
 
 
 def _require_plausible(metadata: Any, file: Path) -> None:
-    """Refuse rows and pages that unpack to far more than the file holds, before memory is taken for them."""
+    """Refuse a file that unpacks to far more bytes than it has, before memory is allocated."""
     size = require_file(file)
     unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     if metadata.num_rows > MOST_ROWS + size or unpacked > MOST_UNPACKED + MOST_RATIO * size:
@@ -163,7 +163,7 @@ def _require_plausible(metadata: Any, file: Path) -> None:
 
 
 def read_parquet_splits(config: DataConfig, root: Path) -> ReadSplits:
-    """The files that are named, or train-*.parquet and the like below the root."""
+    """The files that were given, or train-*.parquet, validation-*.parquet and test-*.parquet in the root folder."""
     files = parquet_files(root)
     for name, given in zip(SPLITS, (config.train_list, config.validation_list, config.test_list), strict=True):
         if given:

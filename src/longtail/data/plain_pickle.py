@@ -1,8 +1,8 @@
-"""Pickles of byte arrays and plain values, read without running or building anything they name.
+"""Reads pickles of byte arrays and plain values; it never calls a function that the pickle names.
 
-A pickle is a small program for a stack machine, and the machine of the standard library trusts it: it calls what the
-program names with whatever arguments the program gives. This one runs the few instructions that plain values need.
-The names that numpy writes are noted, never called: an array is a shape and bytes, put together here.
+A pickle is a small program for a stack machine. The standard library trusts it: it calls the functions that the
+program names, with the arguments that it gives. This reader runs only the few instructions that plain values need.
+It records the names that NumPy writes and never calls them; an array is built here from its shape and bytes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MARK = object()
 
 
 class Named:
-    """One of the names that may stand in the pickle."""
+    """One of the names that are allowed in the pickle."""
 
     def __init__(self, what: str) -> None:
         self.what = what
 
 
 class Noted:
-    """Something that a pickle wants to be made: what, of which arguments, in which state."""
+    """An object that a pickle asks for: its name, its arguments and its state."""
 
     def __init__(self, what: str, arguments: tuple[Any, ...]) -> None:
         self.what = what
@@ -51,7 +51,7 @@ class Noted:
 
 
 class Machine:
-    """Runs the instructions of one pickle; anything unusual is a `ValueError`."""
+    """Runs the instructions of one pickle; every other instruction raises a `ValueError`."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -132,7 +132,7 @@ class Machine:
         self.stack.append(made)
 
     def _bytes(self, arguments: tuple[Any, ...]) -> bytes:
-        """How Python 3 writes bytes for older readers: as text of the same numbers."""
+        """Bytes as Python 3 writes them for older readers: text with one character per byte."""
         match arguments:
             case (str() as text, "latin1" | "latin-1"):
                 self.encoded += len(text)
@@ -152,7 +152,7 @@ class Machine:
 
 
 def _array(state: tuple[Any, ...]) -> np.ndarray:
-    """An array of bytes from what numpy notes of it: version, shape, type, order, content."""
+    """An array of bytes from the state that NumPy stores: version, shape, type, order, content."""
     match state:
         case (1, tuple() as shape, Noted(what="type") as kind, (0 | 1) as in_columns, bytes() as content):
             if kind.arguments[:1] not in (("u1",), (b"u1",)):
@@ -166,7 +166,7 @@ def _array(state: tuple[Any, ...]) -> np.ndarray:
 
 
 def _value(item: Any) -> Any:
-    """What goes into a list, a dictionary or the result."""
+    """A value for a list, a dictionary or the result; anything that is not plain raises an error."""
     if isinstance(item, Noted) and item.value is not None:
         return item.value
     if isinstance(item, Noted | Named) or item is MARK:

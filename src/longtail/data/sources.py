@@ -1,4 +1,4 @@
-"""The table of data sources: what each is called, what it looks like on disk, and how it is read.
+"""The table of data sources: the name of each, its files on disk, and how it is read.
 
 This file imports nothing heavy (a reader is imported when it reads), so that help texts are quick.
 """
@@ -25,7 +25,7 @@ DIGITS = ((0.3055,), (0.3761,))
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100 = ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# Kinds that are named by the folder or file they are in.
+# Kinds of data that are called by the name of their folder or file.
 BY_PATH = ("folder", "csv", "parquet", "lists")
 INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
 
@@ -36,7 +36,7 @@ class Source:
 
     Args:
         layout: what is on disk, for help texts.
-        read: configuration and root folder to the splits there are.
+        read: function from configuration and root folder to the splits that exist.
         statistics: mean and standard deviation per channel of the pixels, scaled to 0..1.
         side: side of the square images, where it is fixed; images read from files are resized.
     """
@@ -137,11 +137,11 @@ def find_data(name: str, root: str | None = None) -> DataConfig:
         return DataConfig(data=_kind_of_file(path), root=str(folder), train_list=str(path), validation=0)
     close = get_close_matches(name, RECIPES, n=1, cutoff=0.7)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise UserError(f"{name!r} is no file, no folder and no recipe{hint}; recipes: {', '.join(RECIPES)}")
+    raise UserError(f"{name!r} is not a file, folder or recipe{hint}; recipes: {', '.join(RECIPES)}")
 
 
 def name_of(config: DataConfig) -> str:
-    """What people call a data set: the name of its kind, or of its own folder or file."""
+    """The name of a data set for people: the name of its kind, or of its folder or file."""
     if config.data not in BY_PATH:
         return config.data
     place = config.train_list or config.root

@@ -1,4 +1,4 @@
-"""The splits of a data set: as a source reads them, and as a method sees them."""
+"""The splits of a data set: as they are on disk, and as methods use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longtail.errors import UserError
 
 @dataclass(frozen=True)
 class ReadSplits:
-    """What a source holds.
+    """The splits that a source has on disk.
 
     Args:
         train: images to train on.
@@ -45,9 +45,9 @@ class Splits:
     validation_from_training: bool = False
     """Whether the validation images were held out of the training images."""
     places: dict[str, str] = field(default_factory=dict)
-    """Split → what it is called on disk, where images were found by a path."""
+    """Split → its name on disk, if the images were given by a path."""
     unused: tuple[str, ...] = ()
-    """What lies beside the splits on disk and is not read."""
+    """Files and folders beside the splits that are not read."""
 
     def split(self, name: str) -> Images:
         """The split train, validation or test; if it is missing, the error says what to do."""

@@ -23,7 +23,7 @@ from longtail.losses.inputs import (
 
 Reduction = Literal["mean", "sum", "none"]
 
-IGNORE_INDEX = -100  # torch's
+IGNORE_INDEX = -100  # the default of torch
 SOFT_LOSSES = "BalancedSoftmax, LogitAdjusted, WeightedCrossEntropy or ClassBalanced with form='softmax'"
 
 

@@ -1,4 +1,4 @@
-"""How good a long-tailed classifier is: pure functions on predictions and labels.
+"""Scores of a long-tailed classifier: pure functions of predictions and labels.
 
 Classes are grouped by their number of *training* images: many > 100, medium 20–100, few < 20
 (Kang et al., Decoupling Representation and Classifier, ICLR 2020). A group without classes is

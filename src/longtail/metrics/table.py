@@ -35,7 +35,7 @@ class Score:
 
     @property
     def digits(self) -> int:
-        """Digits behind the point."""
+        """Digits after the decimal point."""
         return 1 if self.in_percent else 3
 
     def show(self, value: float | None) -> str:

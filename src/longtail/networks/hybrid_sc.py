@@ -80,7 +80,7 @@ class HybridSC(nn.Module):
 
 
 class HybridSCObjective(Objective):
-    """The loss of `HybridSC` on three batches of the full size: two views as they come, one class-balanced.
+    """The loss of `HybridSC` on three batches of the full size: two views from instance sampling, one class-balanced.
 
     All go through the backbone together, so that batch-norm sees one mixture in training and at test. Of
     several processes each contrasts its own images.

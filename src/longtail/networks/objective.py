@@ -1,4 +1,4 @@
-"""What a stage-one method minimises: one number from a network, its batches and the progress so far.
+"""The objective of a stage-one method: one number from a network, its batches and the progress of training.
 
 A method that needs several streams of images (BBN, Hybrid-SC) gets one batch of each.
 """

@@ -18,7 +18,8 @@ HOW_TO_GO_ON = (
 def whole(tensor: Tensor) -> Tensor:
     """A detached tensor; a sharded one is gathered."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    gathered: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()
+    return gathered
 
 
 def runs_together(model: nn.Module) -> bool:
