@@ -1,4 +1,4 @@
-"""Checks of arrays from users: bad input raises, it never gives a silent wrong result."""
+"""Checks of arrays from users: invalid input raises an error instead of giving a wrong result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_rows(rows: LogitRows, world: World = SINGLE_PROCESS) -> None:
     if classes == 1:
         raise UserError(f"one class only: logits of shape ({size}, 1), at least two classes are needed; 1 feature(s)")
     computed = rows.stored is not rows
-    # What a linear head gives is finite if its inputs are; that it gives no probabilities shows in a few rows.
+    # The logits of a linear head are finite if its inputs are; a few rows show that they are not probabilities.
     probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True
     broken = None
     for where, chunk in rows.stored.chunks(*world.share(size)):
@@ -92,17 +92,17 @@ def _broken_row(where: slice, chunk: Tensor) -> int | None:
     """The first of these rows that contains NaN or inf."""
     if bool(torch.isfinite(chunk.sum(1)).all()):
         return None
-    broken = (~torch.isfinite(chunk)).any(1).nonzero()  # none, where only the sum was too large
+    broken = (~torch.isfinite(chunk)).any(1).nonzero()  # no such row if only the sum overflowed
     return where.start + int(broken[0]) if len(broken) else None
 
 
 def _are_probabilities(chunk: Tensor) -> bool:
-    """Every row sums to 1, but for rounding: to two digits in a text file, or to bfloat16."""
+    """Whether every row sums to 1, up to rounding: to two digits in a text file, or to bfloat16."""
     return bool(((chunk.sum(1) - 1).abs() < 0.02).all() and (chunk >= 0).all())
 
 
 def as_labels(y: Any, shape: tuple[int, ...], known: np.ndarray | None = None) -> tuple[Tensor, np.ndarray]:
-    """Labels 0..K-1 (N,) int64, and what the user calls the classes (K,): `known`, if they have been named before."""
+    """Labels 0..K-1 (N,) int64, and the user's names of the classes (K,): `known`, if given."""
     size, classes = shape
     if y is None:
         raise UserError("requires y to be passed, but the target y is None")
@@ -178,13 +178,13 @@ def vector(values: Any, classes: int, name: str) -> np.ndarray:
 
 
 def require_every_class(seen: np.ndarray, counts: np.ndarray) -> None:
-    """Both the samples at hand and the stated training counts need every class."""
+    """Every class must be in the samples and in the given training counts."""
     _require_positive(seen, "labels")
     require_counts(counts)
 
 
 def require_counts(counts: np.ndarray) -> None:
-    """Every class needs a training sample."""
+    """Every class must have a training sample."""
     _require_positive(counts, "class_counts")
 
 
@@ -200,7 +200,7 @@ def _require_positive(counts: np.ndarray, where: str) -> None:
 
 
 def refuse_beside_outputs(**given: Any) -> None:
-    """Outputs hold everything: an argument that says it once more would contradict them or be lost."""
+    """Refuse arguments beside `Outputs`, which already contain them: they would contradict or be ignored."""
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise UserError(f"Outputs hold their own {', '.join(named)}; dataclasses.replace(outputs, …) changes them")

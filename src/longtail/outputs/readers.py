@@ -1,4 +1,4 @@
-"""Saved logits and labels from the files people have: .npz, .npy, .csv, .safetensors.
+"""Reads saved logits and labels from .npz, .npy, .csv and .safetensors files.
 
 | file | what it holds |
 |---|---|
@@ -60,7 +60,7 @@ def _read(path: Path, labels: Path | None, split: str, need_counts: bool) -> Out
 
 
 def read_held_out(path: Path, split: str, train: Outputs) -> Outputs:
-    """Held-out outputs from a file: they serve as `split`, and class sizes are those of the training set."""
+    """Held-out outputs from a file: their split is `split`, and their class counts are those of the training set."""
     outputs = read_outputs(path, split=split)
     if outputs.num_classes != train.num_classes:
         raise UserError(f"{path} has {outputs.num_classes} classes, the training logits have {train.num_classes}")

@@ -31,8 +31,8 @@ class Outputs:
     Args:
         labels: (N,) int64.
         class_counts: (K,) images per class that the network was trained on.
-        logits: (N, K), or None if they are to be computed from features and head.
-        features: (N, D) that the head sees, if known.
+        logits: (N, K), or None if they are computed from features and head.
+        features: (N, D) input of the head, if known.
         head_weight: (K, D), if known.
         head_bias: (K,), if there is one.
         indices: (N,) place of each sample in its split.
@@ -40,8 +40,8 @@ class Outputs:
             are many-, medium- or few-shot by these. None if they are `class_counts`.
         split: train, validation or test.
         views: augmented passes over the split, one after another; 0 means clean images.
-        images_per_class: at most so many images of each class were taken; None if all were.
-        images_seed: which ones; None if all were taken.
+        images_per_class: at most so many images of each class were used; None if all were used.
+        images_seed: random seed that selected them; None if all were used.
         model: identity of the model: a hash of its weights.
         digest: hash of the list of samples.
         class_names: K names.
@@ -105,7 +105,7 @@ class Outputs:
         return len(self.labels)
 
     def __eq__(self, other: object) -> bool:
-        """Whether two records hold the same."""
+        """Whether all fields of two records are equal."""
         if not isinstance(other, Outputs):
             return NotImplemented
         pairs = ((getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
@@ -119,7 +119,7 @@ class Outputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """(K,) names of the classes, or their numbers where none are known."""
+        """(K,) names of the classes, or their numbers if the names are unknown."""
         return self.class_names or tuple(str(label) for label in range(self.num_classes))
 
     @property
@@ -129,22 +129,22 @@ class Outputs:
 
     @cached_property
     def weight_norms(self) -> np.ndarray:
-        """(K,) norms of the head's class vectors; 1 where the head is not known."""
+        """(K,) norms of the head's class vectors; 1 if the head is unknown."""
         if self.head_weight is None:
             return np.ones(self.num_classes)
         return np.linalg.norm(self.head_weight.astype(np.float64), axis=1)
 
     def rows(self) -> LogitRows:
-        """Logits to be read in chunks: stored, or computed from the features."""
+        """The logits, to be read in chunks: stored, or computed from the features."""
         if self.logits is not None:
             return LogitRows(self.logits)
-        assert self.head_weight is not None  # __post_init__ saw to it
+        assert self.head_weight is not None  # checked in __post_init__
         weight = torch.from_numpy(self.head_weight).float()
         bias = None if self.head_bias is None else torch.from_numpy(self.head_bias).float()
         return LogitRows(features=self.features, weight=weight, bias=bias)
 
     def with_counts_of(self, train: Outputs) -> Outputs:
-        """The same, with the class counts and, if it is not known here, the head of the training outputs."""
+        """A copy with the class counts of the training outputs and, if unknown here, their head."""
         head = self if self.head_weight is not None else train
         return replace(
             self,
@@ -166,7 +166,7 @@ class Outputs:
 
     @classmethod
     def open(cls, path: Path | str, *, model: str | None = None) -> Outputs:
-        """Map a file; with `model`, refuse outputs that belong to another."""
+        """Open a memory-mapped file; with `model`, raises if the outputs belong to another model."""
         path = Path(path)
         arrays, details = read(path)
         if details.get("kind") != KIND:
@@ -181,7 +181,7 @@ class Outputs:
             )
         if not {"labels", "class_counts"} <= arrays.keys() <= set(_TENSORS):
             raise UserError(f"{path} is damaged: its arrays are {', '.join(sorted(arrays))[:80]}")
-        # Only what grows with both samples and width stays on disk.
+        # Only features and logits, the large arrays, stay on disk.
         kept = {name: arrays[name] if name in ("logits", "features") else np.array(arrays[name]) for name in arrays}
         said = {"split": known.split, "views": known.views, "model": known.model, "digest": known.digest}
         said |= {"images_per_class": known.images_per_class, "images_seed": known.images_seed}
@@ -193,7 +193,7 @@ _TENSORS = ("labels", "indices", "class_counts", "group_counts", "head_weight", 
 
 @dataclass(frozen=True)
 class Header:
-    """What stands at the head of a file of outputs."""
+    """The header of a file of outputs."""
 
     split: str
     views: int
@@ -213,7 +213,7 @@ def header(
     images_per_class: int | None = None,
     images_seed: int | None = None,
 ) -> dict[str, Any]:
-    """The head of a file of outputs, as it is written."""
+    """The header of a file of outputs, to be written."""
     known = Header(split, views, model, digest, list(class_names), images_per_class, images_seed)
     return {"format": FORMAT, "kind": KIND, **asdict(known)}
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from longtail.core.arrays import writable
 
-CHUNK_NUMBERS = 1 << 19  # logits worked on at a time: 2 MB in float32
-COMPUTED_NUMBERS = 1 << 21  # of logits computed from features: a larger product makes more of the weights it reads
-CHUNK_ROWS = 2048  # more would lose digits where float32 numbers of one chunk are added up
+CHUNK_NUMBERS = 1 << 19  # logits in a chunk: 2 MB in float32
+COMPUTED_NUMBERS = 1 << 21  # for logits computed from features: a larger matrix product is faster
+CHUNK_ROWS = 2048  # with more rows, sums of float32 numbers over a chunk would lose precision
 
 
 class LogitRows:
@@ -23,7 +23,7 @@ class LogitRows:
         features: (N, D), instead of logits.
         weight: (K, D) of the head, with features.
         bias: (K,) of the head, with features.
-        chosen: (N,) which rows of these arrays are meant; all of them if omitted.
+        chosen: (N,) rows of these arrays to use; all if omitted.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LogitRows:
         self._chosen = chosen
 
     def only(self, chosen: np.ndarray) -> LogitRows:
-        """Some of the rows, by their numbers; they stay where they are and are read when they are asked for."""
+        """Some of the rows, by their numbers; nothing is copied, and rows are read when they are needed."""
         places = chosen if self._chosen is None else self._chosen[chosen]
         if self._weight is None:
             return LogitRows(self._rows, chosen=places)
@@ -63,7 +63,7 @@ class LogitRows:
 
     @property
     def stored(self) -> LogitRows:
-        """What is read from disk or memory: the logits themselves, or the features they are computed from."""
+        """The array that is read: the logits themselves, or the features they are computed from."""
         return self if self._weight is None else LogitRows(self._rows, chosen=self._chosen)
 
     def of_labels(self, rows: slice, labels: Tensor) -> Tensor:

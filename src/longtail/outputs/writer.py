@@ -21,11 +21,11 @@ COPIED_ROWS = 8192
 
 
 class Rows:
-    """Rows of several arrays as they come, in memory or in files of a folder.
+    """Collects the rows of several arrays batch by batch, in memory or in files of a folder.
 
     Args:
-        dtype: what floating-point numbers are stored as.
-        folder: where the files go; None for memory.
+        dtype: type in which floating-point numbers are stored.
+        folder: folder of the files; None for memory.
     """
 
     def __init__(self, dtype: np.dtype, folder: Path | None = None) -> None:
@@ -47,7 +47,7 @@ class Rows:
             known[:] = [kept[:0]]  # its type and width
 
     def joined(self) -> dict[str, np.ndarray]:
-        """All rows; those in files are mapped."""
+        """All rows; rows in files are memory-mapped."""
         if self.folder is None:
             return {name: np.concatenate(parts) for name, parts in self.arrays.items()}
         return {
@@ -57,12 +57,12 @@ class Rows:
 
 
 def part_path(path: Path, rank: int) -> Path:
-    """Where process `rank` writes its rows."""
+    """The file to which process `rank` writes its rows."""
     return path.with_name(f".{path.stem}.part{rank}.safetensors")
 
 
 def remove_parts(path: Path, world: World) -> None:
-    """Drop what an earlier extraction that failed or was killed, of any number of processes, has left."""
+    """Remove the files that an earlier extraction left because it failed or was killed."""
     if not world.is_main:
         return
     remove_unfinished(path)
@@ -71,7 +71,7 @@ def remove_parts(path: Path, world: World) -> None:
 
 
 def has_parts(path: Path) -> bool:
-    """Whether there are rows of single processes beside a file."""
+    """Whether files with the rows of single processes exist beside a file."""
     return bool(_parts(path))
 
 
@@ -81,7 +81,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def store(values: np.ndarray, place: np.ndarray, name: str) -> None:
-    """Copy into an array that may be of a smaller type; what does not fit there is an error."""
+    """Copy values into an array that may have a smaller type; raises if a value does not fit."""
     try:
         with np.errstate(over="raise"):
             place[...] = values
@@ -92,12 +92,12 @@ def store(values: np.ndarray, place: np.ndarray, name: str) -> None:
 
 
 class RowWriter:
-    """The rows of one process, written to disk as they come.
+    """The rows of one process, written to disk batch by batch.
 
     Args:
-        path: the file all parts make up in the end.
-        rows: how many rows to expect at most.
-        widths: columns of `features` and `logits`; None leaves one out.
+        path: the file that is joined from all parts at the end.
+        rows: maximum number of rows.
+        widths: number of columns of `features` and `logits`; None if one is not stored.
         dtype: type of both.
         constant: arrays that do not grow with the rows.
         details: header of the file.
@@ -148,9 +148,9 @@ class RowWriter:
 
 
 def join_parts(path: Path, world: World, expected: int, places: np.ndarray) -> int:
-    """Put the parts of all processes into one file by their numbers; returns how many rows are missing.
+    """Join the parts of all processes in the order of their numbers; returns how many rows are missing.
 
-    `places` (M,) are where the samples of one pass stand in their split; these are the `indices` of the file.
+    `places` (M,) are the positions of the samples of one pass in their split; they become the `indices` of the file.
     """
     world.barrier()
     missing = 0
@@ -178,7 +178,7 @@ def join_parts(path: Path, world: World, expected: int, places: np.ndarray) -> i
 
 
 def _finish_single(part: Path, path: Path, places: np.ndarray) -> None:
-    """One process wrote every row, in order: only the numbers change."""
+    """A single process wrote every row in order, so only the numbers change."""
     arrays, _ = read(part)
     numbers = arrays["indices"][:]
     shown = places[numbers % len(places)]
@@ -207,7 +207,7 @@ def _copy_rows(
 
 
 def _pieces(numbers: np.ndarray) -> Iterator[np.ndarray]:
-    """Rows that were written, some thousand at a time."""
+    """The rows that were written, a few thousand at a time."""
     rows = np.flatnonzero(numbers >= 0)
     for start in range(0, len(rows), COPIED_ROWS):
         yield rows[start : start + COPIED_ROWS]
