@@ -108,7 +108,7 @@ def test_a_run_is_not_replaced_unless_asked(capsys, photos, tmp_path):
     assert run(capsys, *words)[0] == 0
     code, _, said = run(capsys, *words)
     assert code == 2
-    assert "holds a run already; go on with --resume, replace it with --overwrite or choose another --out" in said
+    assert "holds a run already; continue with --resume, replace it with --overwrite or choose another --out" in said
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     code, _, said = run(capsys, *words, "--overwrite")
     assert code == 2

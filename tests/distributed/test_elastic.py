@@ -107,7 +107,7 @@ def test_a_restart_does_not_take_over_the_run_of_another_launch(undisturbed, mon
 def test_a_launch_of_the_same_name_does_not_take_over_a_run(undisturbed, torchrun):
     before = {path: path.read_bytes() for path in undisturbed.iterdir()}
     done = torchrun("--rdzv-id=digits", "--max-restarts=1", *TRAIN, "--out", undisturbed, expect=1)
-    assert done.stderr.count("holds a run already; go on with --resume") == 2
+    assert done.stderr.count("holds a run already; continue with --resume") == 2
     assert {path: path.read_bytes() for path in undisturbed.iterdir()} == before
 
 

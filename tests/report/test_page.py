@@ -364,4 +364,4 @@ def test_mistakes_are_one_line(capsys, tmp_path, words, message):
 def test_a_half_finished_run_is_said(capsys, digits_copy):
     (digits_copy / "model.safetensors").unlink()
     assert main(["report", str(digits_copy)]) == 2
-    assert "is not finished: go on with" in capsys.readouterr().err
+    assert "is not finished: continue with" in capsys.readouterr().err

@@ -119,14 +119,14 @@ def test_refuses_to_overwrite_or_to_go_on_with_something_else(tmp_path, monkeypa
         longtail.train(SHORT, tmp_path / "run")
     monkeypatch.undo()
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(UserError, match="holds a run already; go on with --resume"):
+    with pytest.raises(UserError, match="holds a run already; continue with --resume"):
         longtail.train(SHORT, tmp_path / "run")
     with pytest.raises(UserError, match=r"another configuration \(lr: 0.1 → 0.2\)"):
         longtail.train(replace(SHORT, lr=0.2), tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="nothing to resume in .*nowhere"):
         longtail.train(SHORT, tmp_path / "nowhere", resume=True)
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(UserError, match="is not finished: go on with `longtail train"):
+    with pytest.raises(UserError, match="is not finished: continue with `longtail train"):
         Run.open(tmp_path / "run").load_model()
 
 

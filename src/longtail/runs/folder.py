@@ -1,9 +1,9 @@
-"""A run's folder: what was trained, on what, and the weights that came out.
+"""A run folder: the configuration, the data and the trained weights.
 
     RUN/run.json                configuration, versions, class names and counts, digests of the images
     RUN/metrics.jsonl           one line per evaluation
-    RUN/checkpoint.safetensors  to go on from; removed when training is done
-    RUN/progress.txt            images seen so far, while it is trained
+    RUN/checkpoint.safetensors  to resume from; removed when training is done
+    RUN/progress.txt            images seen so far, during training
     RUN/model.safetensors       the trained network
 
 A calibrated model is a run folder too, so every command takes either.
@@ -100,22 +100,22 @@ class Run:
 
     @property
     def group_counts(self) -> np.ndarray:
-        """Images per class before validation images were held out, (K,): many, medium and few go by these."""
+        """Images per class before validation images were held out, (K,); they define many, medium and few."""
         return np.array(self.record.data.group_counts)
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Images of each split there is."""
+        """Number of images of each split."""
         return {name: split.images for name, split in self.record.data.splits.items()}
 
     @property
     def scored_split(self) -> str | None:
-        """What a model is scored on unless said otherwise: test images or, if there are none, validation images."""
+        """The default split for scores: test images or, if there are none, validation images."""
         return next((name for name in ("test", "validation") if name in self.split_sizes), None)
 
     @property
     def calibration(self) -> CalibrationRecord | None:
-        """Where a calibrated model comes from; None for a trained one."""
+        """The calibration of a calibrated model; None for a model as it was trained."""
         return self.record.calibration
 
     @property
@@ -123,17 +123,18 @@ class Run:
         """The trained weights; an error says how to finish a run that has none yet."""
         path = self.folder / MODEL_FILE
         if not path.is_file():
-            raise UserError(f"{self.folder} is not finished: go on with `longtail train --out {self.folder} --resume`")
+            how = f"`longtail train --out {self.folder} --resume`"
+            raise UserError(f"{self.folder} is not finished: continue with {how}")
         return path
 
     def data_hash(self) -> str:
-        """Unequal for runs that see different images."""
+        """An identity of the data; runs with different images have different ones."""
         known = json.dumps([self.record.config, asdict(self.record.data)], sort_keys=True)
         return hashlib.sha256(known.encode()).hexdigest()
 
     @cached_property
     def model_identity(self) -> str:
-        """A hash of the weights: every file that belongs to this model carries it."""
+        """A hash of the weights; every file that belongs to this model stores it."""
         header = read_header(self.model_path)
         return str(header["model"]) if format_of(header, self.model_path) else fingerprint(self.load_model())
 
@@ -156,7 +157,7 @@ class Run:
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
     def splits(self, root: str | None = None) -> Splits:
-        """The data the run was trained on, found again; `root` if it has moved."""
+        """Opens the data of the run; `root` is their folder, if it has moved."""
         config = replace(self.config, root=root) if root else self.config
         splits = open_splits(config)
         if splits.train.class_counts.tolist() != self.record.data.class_counts:
@@ -164,10 +165,10 @@ class Run:
         return splits
 
     def images(self, split: str, splits: Splits) -> Images:
-        """The images of a split; an error where the network may have been trained on held-out ones.
+        """The images of a split; raises if the network may have been trained on held-out images.
 
         Validation images are cut from the training images by their place in the list. If that list has
-        changed since training, the cut falls elsewhere, and nobody can tell which images the network has seen.
+        changed since training, other images are cut, and it is unknown which images the network has seen.
         """
         found = splits.split(split)
         if split != "test" and self.record.data.validation_from_training:
@@ -185,12 +186,12 @@ class Run:
         return known is not None and splits.split(name).digest != known
 
     def transforms(self, splits: Splits) -> tuple[Transform, Transform]:
-        """(augmenting, clean): how training saw images, and how test images are shown."""
+        """The transforms (augmenting, clean) of training images and of test images."""
         return transforms(self.config, splits)
 
 
 def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
-    """A post-hoc method with the settings of stage two on a run's data."""
+    """A post-hoc method with the stage-two settings for the data of a run."""
     return build_posthoc(name, options, data=run.config.data, train_images=run.split_sizes["train"])
 
 

@@ -1,4 +1,4 @@
-"""The network of a configuration, and how images are shown to it."""
+"""The network of a configuration, and the transforms of its images."""
 
 from __future__ import annotations
 

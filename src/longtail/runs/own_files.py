@@ -1,4 +1,4 @@
-"""Replacing a run: only what our own commands have written is ever removed."""
+"""Replacing a run: only files that longtail commands have written are removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from longtail.core.locks import LOCK_FILE
 from longtail.errors import UserError
 from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE
 
-# What commands write into the folder of a run or of a calibration.
+# Files that commands write into the folder of a run or of a calibration.
 OWN_FILES = (
     RUN_FILE,
     MODEL_FILE,
@@ -32,14 +32,14 @@ OWN_FOLDERS = ("outputs", "report", "tensorboard")
 
 
 def strangers(folder: Path) -> list[str]:
-    """Names in a folder that no command of ours has written there, in order."""
+    """Names in a folder that no longtail command has written there, sorted."""
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     own = {path: OWN_FOLDERS if path.is_dir() else OWN_FILES for path in found}
     return [path.name for path in found if not any(path.match(pattern) for pattern in own[path])]
 
 
 def require_only_runs(folder: Path) -> None:
-    """Refuse to replace a folder that holds anything but a run and what was made of it."""
+    """Refuse to replace a folder that holds other files than a run and its results."""
     more = [name for name in strangers(folder) if not (folder / name / RUN_FILE).is_file()]  # calibrations are runs
     if more:
         raise UserError(f"{folder} holds more than a run ({more[0]}), so it is not replaced; choose another --out")
@@ -50,7 +50,7 @@ def remove_run(folder: Path) -> None:
     require_only_runs(folder)
     for path in folder.iterdir():
         if path.name == LOCK_FILE:
-            continue  # held by the process that replaces the run
+            continue  # locked by the process that replaces the run
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -58,7 +58,7 @@ def remove_run(folder: Path) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """An error if a folder cannot be made or written to."""
+    """Raises if a folder cannot be created or written to."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise UserError(f"{nearest} is a file; choose another --out")

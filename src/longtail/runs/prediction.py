@@ -1,4 +1,4 @@
-"""What a trained model says of new images: the network with its own preprocessing."""
+"""Predictions of a trained model for new images, with its own preprocessing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Grey:
-    """Another way to get a size, of the picture in shades of grey."""
+    """Resizes an image as another decoder does, after conversion to grey."""
 
     sized: Decode
     columns = 0
@@ -77,12 +77,12 @@ class Grey:
 
 
 def resizing(run: Run) -> Decode:
-    """How a test picture gets the size that the network of a run takes."""
+    """How a test image is resized for the network of a run."""
     return _clean(run).decode or Resize(image_side(run.config))
 
 
 def preprocessing(run: Run) -> Transform:
-    """How test images are shown to the network of a run, whatever their size and mode."""
+    """The transform of test images of any size and mode for the network of a run."""
     decode = resizing(run)
     return replace(_clean(run), decode=Grey(decode) if run.channels == 1 else decode)
 
@@ -92,7 +92,7 @@ def _clean(run: Run) -> Transform:
 
 
 def in_words(run: Run) -> str:
-    """How a picture becomes pixels from 0 to 1 that an exported network takes."""
+    """How to turn an image into the pixels from 0 to 1 that an exported network takes, in words."""
     colour = "shades of grey" if run.channels == 1 else "RGB"
     return f"{UPRIGHT}; convert to {colour}; {resizing(run)}; divide by 255"
 
@@ -131,10 +131,10 @@ class Predictor:
             images: a path or several (images, folders, lists of files); or pictures: one or several of Pillow's,
                 or uint8 arrays (H, W) or (H, W, C), or one array (N, H, W, C).
             root: folder that the paths of a list are relative to.
-            skip_broken: leave out an image that cannot be read instead of stopping.
+            skip_broken: skip images that cannot be read instead of stopping.
             workers: processes that decode images read from files.
-            progress: show how far it is.
-            display: where progress is shown, instead.
+            progress: show a progress bar, in a terminal or a notebook.
+            display: where progress is shown, instead of `progress`.
         """
         known, transform = self._opened(images, root, skip_broken)
         display = display or Display(quiet=not progress)
@@ -155,7 +155,7 @@ class Predictor:
         )
 
     def _opened(self, images: Any, root: str | None, skip_broken: bool) -> tuple[Images, Transform]:
-        """Images, and the transform that is left to do."""
+        """The images, and the transform to apply to them."""
         several = _several(images)
         names = tuple(self.class_names)
         if all(isinstance(one, str | Path) for one in several):
@@ -170,7 +170,7 @@ class Predictor:
 
 
 def load(folder: Path | str, *, device: str = "auto") -> Predictor:
-    """A trained model, plain or calibrated, with its preprocessing; `released:NAME` for one of the repository's.
+    """Load a trained model, plain or calibrated, with its preprocessing; `released:NAME` loads a released network.
 
     >>> run = load("runs/photos/marc")  # doctest: +SKIP
     >>> run.predict("new-photos").names  # doctest: +SKIP
@@ -188,7 +188,7 @@ def _several(images: Any) -> Sequence[Any]:
 
 
 def _picture(image: Any, place: int) -> Image.Image:
-    """A picture of three colours, of what was given."""
+    """An RGB image from a Pillow image or an array."""
     if isinstance(image, Image.Image):
         return _as_rgb(image, place)
     array = np.asarray(image)

@@ -1,4 +1,4 @@
-"""What `run.json` holds: what was trained, on what, with which versions; format 1."""
+"""The content of `run.json`: configuration, data and versions; format 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_CHANNELS = 4
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """How many images a split has, and the digest of their list; None in runs from before there were digests."""
+    """The number of images of a split, and the digest of their list; None in runs written before digests existed."""
 
     images: int
     digest: str | None = None
@@ -39,7 +39,7 @@ class DataRecord:
         class_names: K names.
         class_counts: images per class that the network is trained on.
         group_counts: images per class before validation images were held out.
-        splits: those there are.
+        splits: the splits that exist.
         validation_from_training: whether the validation images were cut from the training images.
     """
 
@@ -67,14 +67,14 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """Where a calibrated model comes from.
+    """The calibration of a model.
 
     Args:
         method: name of the post-hoc method.
-        title: its name in tables and on cards.
-        head: class of the layer in the head's place.
+        title: its name in tables and model cards.
+        head: class of the layer that replaces the head.
         run: folder of the run that was calibrated.
-        model: identity of the model before.
+        model: identity of the model before calibration.
     """
 
     method: str
@@ -127,7 +127,7 @@ def _require(sound: bool, otherwise: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class JournalLine:
-    """What is read again of a line of `metrics.jsonl`."""
+    """The fields of a line of `metrics.jsonl` that are read again."""
 
     step: int
     images: int
@@ -135,17 +135,17 @@ class JournalLine:
 
 
 def read_journal(path: Path) -> list[JournalLine]:
-    """The evaluations of a run, in order; none where there is no file."""
+    """The evaluations of a run, in order; an empty list if the file does not exist."""
     return [as_record(JournalLine, line, path) for line in read_lines(path)]
 
 
 def scores_in(values: dict[str, Any], path: Path) -> dict[str, float | None]:
-    """The scores in a JSON object; those that it does not have are None."""
+    """The scores in a JSON object; missing scores are None."""
     return {name: checked(float | None, values.get(name), path, name) for name in SCORES}
 
 
 def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Runs of longtail 0.1 had no digests, and classes were grouped by the counts after holding out."""
+    """Convert a run of longtail 0.1: it has no digests, and classes were grouped by the counts after holding out."""
     try:
         data = dict(values["data"])
         data["splits"] = {name: {"images": size} for name, size in data.pop("images").items()}

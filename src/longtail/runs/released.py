@@ -35,7 +35,7 @@ def released_folder() -> Path:
 
 
 def released_names() -> list[str]:
-    """The networks there are, in order."""
+    """The released networks, sorted by name."""
     return sorted(path.parent.name for path in released_folder().glob(f"*/{FILES[0]}"))
 
 
@@ -58,7 +58,7 @@ def working_copy(name: str) -> Path:
 
 
 def copy_released(source: Path, target: Path) -> Path:
-    """Copy the folder of a released network; a copy that is there is taken, anything else is left alone."""
+    """Copy the folder of a released network; an existing copy is used, any other folder is an error."""
     if _same(source, target):
         return target
     if target.exists():

@@ -1,4 +1,4 @@
-"""Scoring a frozen network on a split, alone or shared among processes, with one and the same result."""
+"""Scores a frozen network on a split; the result does not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def score(
     workers: int = 0,
     display: Display = QUIET,
 ) -> Metrics:
-    """The scores of a network on images, classes grouped by `group_counts` (K,).
+    """The scores of a network on images; `group_counts` (K,) defines many-, medium- and few-shot classes.
 
     The processes of `world` take whole batches in turn, so that the result does not depend on their
     number; they exchange five numbers per image. Images that were skipped
@@ -49,7 +49,7 @@ def score(
 def collect(
     found: list[tuple[np.ndarray, Predictions]], labels: np.ndarray, group_counts: np.ndarray, world: World
 ) -> Metrics:
-    """Put the parts of all processes, (places, predictions), together, each sample once."""
+    """Join the parts (places, predictions) of all processes; each sample is counted once."""
     parts = [part for of_process in world.gather(found) for part in of_process]
     if not parts:
         raise UserError("there are no samples to evaluate on")

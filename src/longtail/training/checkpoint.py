@@ -94,4 +94,4 @@ def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _require(sound: bool, what: str, path: Path) -> None:
     if not sound:
-        raise UserError(f"{path} is damaged: {what} cannot be; delete it to start the run anew")
+        raise UserError(f"{path} is damaged: {what} cannot be right; delete it to start the run again")

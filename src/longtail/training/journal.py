@@ -73,7 +73,7 @@ class Journal:
             raise UserError(f"nothing to resume in {self.folder}: it holds no run")
         if exists and not self.resuming and not overwrite:
             raise UserError(
-                f"{self.folder} holds a run already; go on with --resume, replace it with --overwrite or choose "
+                f"{self.folder} holds a run already; continue with --resume, replace it with --overwrite or choose "
                 "another --out"
             )
         if self.resuming:
@@ -151,7 +151,7 @@ class Journal:
         now = time.monotonic()
         if self.world.is_main and now - self._last_tick >= TICK_SECONDS:
             self._last_tick = now
-            with suppress(OSError):  # a full disk stops a run where it would lose something
+            with suppress(OSError):  # a full disk stops the run when it writes a file that matters
                 (self.folder / PROGRESS_FILE).write_text(f"{images:>20}\n", encoding="utf-8")
 
     def mean_loss(self) -> float:
@@ -203,7 +203,7 @@ class Journal:
         self.world.barrier()
 
     def _remove_passing(self) -> None:
-        """What only a run that is not finished needs."""
+        """Remove the files that only an unfinished run needs."""
         for name in (CHECKPOINT_FILE, PROGRESS_FILE):
             (self.folder / name).unlink(missing_ok=True)
 

@@ -57,7 +57,7 @@ class Plan:
         return step * self.batch_size // self.epoch_images
 
     def named(self, step: int) -> str:
-        """The epoch that a number of steps has come to, as people count.
+        """The epoch that a step belongs to, counted from 1.
 
         >>> plan = Plan(steps=5, batch_size=64, epoch_images=107, lr=1.0)  # three epochs
         >>> [plan.named(step) for step in (1, 2, 3, 4, 5)]

@@ -25,11 +25,11 @@ from longtail.training.step import TrainingStep, new_optimizer, take_step
 from longtail.training.streams import Streams
 
 MOST_STEPS = 6
-ENOUGH_SECONDS = 2.0  # after which no more steps are taken to know their time better
+ENOUGH_SECONDS = 2.0  # seconds after which no further steps are measured
 
 
 def seconds_of(config: TrainConfig, display: Display) -> float:
-    """What a run will take here, without its evaluations; an error if it cannot work. Nothing is written."""
+    """The seconds that a run will take here, without its evaluations; raises if it cannot work. Nothing is written."""
     with join(config.device) as world, own_random_numbers(world.device):
         streams, state, plan = prepare(config, open_splits(config), world, display)
         streams.open_images()
@@ -37,7 +37,7 @@ def seconds_of(config: TrainConfig, display: Display) -> float:
 
 
 def prepare(config: TrainConfig, splits: Splits, world: World, display: Display) -> tuple[Streams, TrainState, Plan]:
-    """A run before its first step: its batches, a new network, its course."""
+    """A run before its first step: its batches, a new network and its plan."""
     method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
     image_side(config)  # or an error that says what is missing
     streams = Streams(config, splits, method.samplers, world, display)

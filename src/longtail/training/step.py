@@ -20,7 +20,7 @@ from longtail.training.plan import Plan
 
 
 class TrainingStep(nn.Module):
-    """From batches to the loss: the unit that is distributed."""
+    """Computes the loss of batches: the module that DistributedDataParallel wraps."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def _parts(model: nn.Module, objective: nn.Module) -> list[dict[str, Any]]:
 def compiled(model: nn.Module, images: Tensor, display: Display) -> nn.Module:
     """The compiled network, or the network itself if compilation fails."""
     try:
-        # The trial runs on a copy: it must not move batch-norm statistics.
+        # The trial runs on a copy, because it must not change batch-norm statistics.
         trial = torch.compile(copy.deepcopy(model))
         trial(images).sum().backward()
     except Exception as error:  # the compiler fails in many ways: none of them should end a training run
