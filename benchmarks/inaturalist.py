@@ -60,7 +60,7 @@ def write_features(folder: Path, share: float) -> tuple[Path, Path]:
         shapes = {name: (value.shape, value.dtype) for name, value in small.items()}
         shapes["features"] = ((len(labels), WIDTH), np.dtype(np.float32))
         path = folder / f"{split}.safetensors"
-        with create(path, shapes, header(split, 0, None, ())) as arrays:
+        with create(path, shapes, header(split, 0, None, None, ())) as arrays:
             for name, value in small.items():
                 arrays[name][...] = value
             for rows, features in pieces(labels, means, seed):

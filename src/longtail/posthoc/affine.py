@@ -9,6 +9,7 @@ summed in float64; small ones, where it costs nothing, in float64 throughout.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 import numpy as np
 import torch
@@ -164,6 +165,30 @@ class AffineProblem(Problem):
         # A change of the logits by 1, on average over the samples that bend the loss.
         reach = np.sqrt(bb) / self.norms.numpy()
         return value, gradient, Blocks(aa, cross, bb, reach, common, self.ridge)
+
+    def weighing(self, factors: np.ndarray) -> AffineProblem:
+        """The same problem if classes weigh `factors` (K,) times as much; costs no pass over the logits."""
+        by_class, other = torch.from_numpy(factors), copy(self)
+        other.sample_weights = self.sample_weights * by_class[self.labels]
+        other._targets = self._targets * by_class
+        other._work_in(self._buffer.dtype)
+        return other
+
+    def gradients(self, x: np.ndarray, factors: np.ndarray) -> np.ndarray:
+        """Gradients (G, 2K) at one point if classes weigh `factors` (G, K) times as much: one pass for all of them."""
+        by_class = torch.from_numpy(factors)
+        sums = -by_class.unsqueeze(1) * self._targets
+        for rows, logits, work in self._calibrate(x):
+            shares = work.softmax(1)
+            weights = (by_class[:, self.labels[rows]] * self.sample_weights[rows]).to(work.dtype)
+            sums[:, 1] += weights @ shares
+            sums[:, 0] += weights @ shares.mul_(logits)
+        self.world.sum(sums)
+        sums[:, 1] *= self.norms
+        gradients = sums.flatten(1).numpy() + self.ridge * (x - self.centre)
+        if not self.shifts:
+            gradients[:, gradients.shape[1] // 2 :] = 0.0
+        return np.asarray(gradients)
 
     def _sums(self, x: np.ndarray, *, blocks: bool) -> tuple[float, np.ndarray, np.ndarray]:
         """Value, gradient (2K,) and, if asked for, sums (3, K) of `w p (1 - p)` with beta's norms twice, once, never.

@@ -93,6 +93,12 @@ class Memory:
     def __len__(self) -> int:
         return len(self._pairs)
 
+    def copy(self) -> Memory:
+        """The same pairs, to which others can be added."""
+        other = Memory()
+        other._pairs.extend(self._pairs)
+        return other
+
     def add(self, step: np.ndarray, change: np.ndarray) -> None:
         curvature = float(step @ change)
         if curvature > 1e-12 * float(np.linalg.norm(step) * np.linalg.norm(change)):

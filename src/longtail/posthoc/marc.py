@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc, unfitted
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.result import FitResult
-from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, between, halving, require_validation
+from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, between, require_validation
 from longtail.posthoc.settings import check_exact, check_sgd, number_or_auto
 from longtail.posthoc.sgd import train_affine
 from longtail.posthoc.solver import Solution, minimise
@@ -47,6 +48,23 @@ def class_weights(class_counts: np.ndarray, gamma: float) -> np.ndarray:
     counts = np.asarray(class_counts, dtype=np.float64)
     weights = (counts.min() / counts) ** gamma
     return len(weights) * weights / weights.sum()
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of other gammas: the problem without class weights, largest first gradients, answers so far."""
+
+    unweighted: AffineProblem
+    first: dict[float, float]
+    answers: dict[float, Solution] = field(default_factory=dict)
+
+    def start(self, gamma: float) -> np.ndarray:
+        """Where the answer for this gamma should be."""
+        found = self.answers.items()
+        return between({other: one.x if one.ahead is None else one.ahead for other, one in found}, gamma)
+
+    def nearest(self, gamma: float) -> Solution:
+        return self.answers[min(self.answers, key=lambda other: abs(other - gamma))]
 
 
 class MARC(AffinePostHoc):
@@ -146,15 +164,14 @@ class MARC(AffinePostHoc):
         return 2 * len(self.omega_)
 
     def _solve(
-        self, data: FitData, gamma: float, known: dict[float, Solution] | None = None, tolerance: float | None = None
+        self, data: FitData, gamma: float, known: _Known | None = None, tolerance: float | None = None
     ) -> Solution:
-        """The answer for one gamma; `known` answers for others tell where it is."""
-        identity = self._identity(data)
-        weights = torch.from_numpy(class_weights(data.class_counts, gamma) * data.frequency)
+        """The answer for one gamma; those for others tell where it is, and of the curvature there."""
+        weights = class_weights(data.class_counts, gamma)
         if self.solver == "sgd":
             return train_affine(
                 data,
-                weights,
+                torch.from_numpy(weights * data.frequency),
                 steps=2000 if self.max_iter is None else self.max_iter,
                 batch_size=self.batch_size,
                 lr=self.lr,
@@ -164,13 +181,27 @@ class MARC(AffinePostHoc):
                 divide_by=self.divide_by,
                 seed=self.seed,
             )
-        problem = self.problem(data, weights)
+        problem = known.unweighted if known else self.problem(data, torch.from_numpy(data.frequency))
+        problem = problem.weighing(weights)
         passes = 500 if self.max_iter is None else self.max_iter
-        start, first = identity, None
-        if known:
-            start = between({other: solution.x for other, solution in known.items()}, gamma)
-            first = float(np.abs(problem.value_and_gradient(identity)[1]).max())
-        return minimise(problem, start, first=first, tolerance=tolerance or self.tolerance, max_evaluations=passes)
+        tolerance = tolerance or self.tolerance
+        if known is None or not known.answers:
+            return minimise(problem, self._identity(data), tolerance=tolerance, max_evaluations=passes)
+        return minimise(
+            problem,
+            known.start(gamma),
+            first=known.first[gamma],
+            memory=known.nearest(gamma).memory,
+            tolerance=tolerance,
+            max_evaluations=passes,
+        )
+
+    def _known(self, data: FitData, gammas: Sequence[float]) -> _Known:
+        """Nothing yet but the largest entries of the gradients at the identity, which one pass gives for all gammas."""
+        problem = self.problem(data, torch.from_numpy(data.frequency))
+        factors = np.stack([class_weights(data.class_counts, gamma) for gamma in gammas])
+        largest = np.abs(problem.gradients(self._identity(data), factors)).max(1)
+        return _Known(problem, dict(zip(gammas, largest.tolist(), strict=True)))
 
     def _identity(self, data: FitData) -> np.ndarray:
         """Omega 1 and beta 0: the classifier as it is."""
@@ -197,29 +228,31 @@ class MARC(AffinePostHoc):
         Some gammas are compared, then those around the best of them; rough answers are enough for that.
         """
         held_out = require_validation(validation, "gamma")
-        rough: dict[float, Solution] = {}
+        known = self._known(data, GAMMAS)
         scores: dict[float, float] = {}
 
         def compare(gammas: Sequence[float]) -> float:
             for gamma in gammas:
-                rough[gamma] = self._solve(data, gamma, rough, tolerance=max(self.tolerance, ROUGH))
-                omega, beta = np.split(rough[gamma].x, 2)
+                known.answers[gamma] = self._solve(data, gamma, known, tolerance=max(self.tolerance, ROUGH))
+                omega, beta = np.split(known.answers[gamma].x, 2)
                 scores[gamma] = balanced_accuracy(omega, beta * data.weight_norms, held_out)
             return best_setting(scores, PAPER_GAMMA)
 
         place = GAMMAS.index(compare(GAMMAS[::COARSE]))
         chosen = compare([g for g in GAMMAS[max(place - COARSE + 1, 0) : place + COARSE] if g not in scores])
-        return self._solve(data, chosen, {chosen: rough[chosen]}), chosen
+        return self._solve(data, chosen, known), chosen
 
     def _path(self, data: FitData, gammas: Sequence[float]) -> dict[float, Solution]:
-        """One solve per gamma, each from what the others' answers tell of it; far ones first, then those between."""
-        solutions: dict[float, Solution] = {}
-        for gamma in halving(sorted(set(gammas))):
-            solutions[gamma] = self._solve(data, gamma, solutions)
-        return {gamma: solutions[gamma] for gamma in gammas}
+        """One solve per gamma, each from what the earlier answers tell of it: from a small one down, then up."""
+        known = self._known(data, gammas)
+        order = sorted(set(gammas))
+        place = len(order) // 5
+        for gamma in order[place::-1] + order[place + 1 :]:
+            known.answers[gamma] = self._solve(data, gamma, known)
+        return {gamma: known.answers[gamma] for gamma in gammas}
 
     def fit_path(self, outputs: Outputs, gammas: Sequence[float] = GAMMAS) -> dict[float, MARC]:
-        """A fitted MARC for each gamma, for little more than the price of one."""
+        """A fitted MARC for each gamma, for about the price of five."""
         self.check_settings()
         data = self._check(outputs)
         path = {}

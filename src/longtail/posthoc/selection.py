@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -47,32 +45,25 @@ def best_setting(scores: dict[float, float], usual: float) -> float:
     return max(scores, key=lambda setting: (scores[setting], -abs(setting - usual)))
 
 
-NEIGHBOURS = 4
+NEIGHBOURS = 5
 
 
 def between(known: dict[float, np.ndarray], setting: float) -> np.ndarray:
     """What the answers for other settings tell of the answer for this one: a polynomial through the nearest.
 
+    No two of them are nearer to each other than this setting is to the nearest: a polynomial through a close group
+    tells nothing of places far from it.
+
     >>> between({0.0: np.array([0.0]), 1.0: np.array([1.0]), 3.0: np.array([9.0])}, 2.0).tolist()
     [4.0]
     """
-    nearest = sorted(known, key=lambda other: abs(other - setting))[:NEIGHBOURS]
+    nearest: list[float] = []
+    for one in sorted(known, key=lambda other: abs(other - setting)):
+        apart = min((abs(one - other) for other in nearest), default=np.inf)
+        if len(nearest) < NEIGHBOURS and apart > 0.99 * abs(setting - (nearest or [one])[0]):
+            nearest.append(one)
     shares = [
         np.prod([(setting - other) / (one - other) for other in nearest if other != one], initial=1.0)
         for one in nearest
     ]
     return np.asarray(sum(share * known[one] for share, one in zip(shares, nearest, strict=True)))
-
-
-def halving(settings: Sequence[float]) -> list[float]:
-    """Sorted settings in an order in which each lies between earlier ones, after the two ends.
-
-    >>> halving([0.0, 0.1, 0.2, 0.3, 0.4])
-    [0.4, 0.0, 0.2, 0.1, 0.3]
-    """
-    order = [len(settings) - 1, 0]
-    step = 1 << (len(settings).bit_length() - 1)
-    while step:
-        order += range(step, len(settings), 2 * step)
-        step //= 2
-    return [settings[place] for place in dict.fromkeys(order)]

@@ -8,6 +8,8 @@ and a smaller version of itself, the number of passes over all rows is small, wh
   (`curvature`); after some passes the blocks are taken anew where the search stands;
 - near the optimum the change of the value drowns in float32 rounding while the gradient does not, so small changes
   of the value are taken from the gradient (trapezoid rule);
+- what the solution of a similar problem learnt of the curvature can be passed on (`Solution.memory`): in the scaled
+  variables it is nearly the same;
 - "solved" means that the largest entry of the gradient fell to a given share of that at the start.
 
 A problem that sums over several processes does so in its own methods; as all processes see the
@@ -20,7 +22,7 @@ import math
 import time
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -64,6 +66,8 @@ class Solution:
 
     `evaluations` counts passes over all rows; one over a part counts as its share.
     `gradient` is its largest entry relative to the first; None where it was not computed.
+    `ahead` is where the next step would go: nearer to the optimum, but not looked at. `memory` is what the last steps
+    tell of the curvature.
     """
 
     x: np.ndarray
@@ -72,6 +76,8 @@ class Solution:
     evaluations: int
     gradient: float | None
     seconds: float
+    ahead: np.ndarray | None = field(default=None, repr=False)
+    memory: Memory = field(default_factory=Memory, repr=False)
 
 
 def minimise(
@@ -79,6 +85,7 @@ def minimise(
     start: np.ndarray,
     *,
     first: float | None = None,
+    memory: Memory | None = None,
     tolerance: float = 1e-5,
     max_evaluations: int = 500,
 ) -> Solution:
@@ -89,12 +96,13 @@ def minimise(
         start: first point.
         first: largest entry of the gradient that the tolerance is a share of (default: that at the start). If it
             is given, the start counts as good already and no smaller problem is solved before.
+        memory: of the solution of a similar paired problem.
         tolerance: largest entry of the gradient at the end, relative to the first.
         max_evaluations: passes over the data before giving up.
     """
     began = time.perf_counter()
     smaller = problem.smaller() if first is None else None
-    search = _Search(problem, start, blocks=smaller is None)
+    search = _Search(problem, start, blocks=smaller is None, memory=memory)
     if first is None:
         first = search.largest
     goal = max(tolerance * first, NEGLIGIBLE)
@@ -112,7 +120,8 @@ def minimise(
             stacklevel=2,
         )
     seconds = time.perf_counter() - began
-    return Solution(search.x, search.value, search.largest <= goal, passes, relative, seconds)
+    is_solved = search.largest <= goal
+    return Solution(search.x, search.value, is_solved, passes, relative, seconds, search.ahead(), search.memory)
 
 
 def _rough(problem: Problem, start: np.ndarray, whole: _Search, limit: int) -> tuple[np.ndarray, float]:
@@ -130,10 +139,15 @@ def _rough(problem: Problem, start: np.ndarray, whole: _Search, limit: int) -> t
 class _Search:
     """The point reached so far, and steps that move it."""
 
-    def __init__(self, problem: Problem, start: np.ndarray, *, blocks: bool = True) -> None:
+    def __init__(
+        self, problem: Problem, start: np.ndarray, *, blocks: bool = True, memory: Memory | None = None
+    ) -> None:
         self.problem = problem
         self.passes = 0.0
         self.x = start
+        self.memory = memory.copy() if memory else Memory()
+        self._is_fresh = memory is None
+        self._scaling: Scaling | Unscaled | None = None
         self._evaluate_here(blocks)
 
     def _evaluate_here(self, blocks: bool = True) -> None:
@@ -172,23 +186,32 @@ class _Search:
                 break
 
     def _round(self, goal: float, limit: float) -> None:
-        """Steps of L-BFGS in one set of variables."""
-        scaling = Scaling(self.blocks, self.gradient) if self.blocks else Unscaled()
-        length = math.inf if not self.blocks else FAR_ROUND if scaling.is_far else ROUND
+        """Steps of L-BFGS in one set of variables; the first ones go by the memory that was given, if one was."""
+        self._scaling = scaling = Scaling(self.blocks, self.gradient) if self.blocks else Unscaled()
+        length = math.inf if not self.blocks else FAR_ROUND if scaling.is_far and self._is_fresh else ROUND
         end = min(limit, self.passes + length * self.problem.share)
-        memory = Memory()
+        if self._is_fresh:
+            self.memory = Memory()
+        self._is_fresh = True
         while self.largest > goal and self.passes < end:
             slopes = scaling.gradient(self.gradient)
-            direction = memory.direction(slopes)
+            direction = self.memory.direction(slopes)
             if not slopes @ direction < 0:
-                memory, direction = Memory(), -slopes
+                self.memory, direction = Memory(), -slopes
             # Without scaling nothing is known about the length of the first step.
-            size = 1.0 if self.blocks or len(memory) else min(1.0, 1 / float(np.linalg.norm(slopes)))
+            size = 1.0 if self.blocks or len(self.memory) else min(1.0, 1 / float(np.linalg.norm(slopes)))
             taken = self._step(scaling.step(direction), size, goal, limit)
             if taken is None:
                 break
-            memory.add(taken * direction, scaling.gradient(self.gradient) - slopes)
+            self.memory.add(taken * direction, scaling.gradient(self.gradient) - slopes)
         self.blocks = None
+
+    def ahead(self) -> np.ndarray:
+        """Where the next step would go; here, if nothing is known of the curvature."""
+        scaling = Scaling(self.blocks, self.gradient) if self.blocks else self._scaling
+        if scaling is None:
+            return self.x
+        return np.asarray(self.x + scaling.step(self.memory.direction(scaling.gradient(self.gradient))))
 
     def _step(self, direction: np.ndarray, size: float, goal: float, limit: float) -> float | None:
         """Go some way along a direction; returns how far, or None if no acceptable point was found.
