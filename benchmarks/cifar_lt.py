@@ -29,7 +29,8 @@ from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
 from longtail.report.reproduce import reproduce
 from longtail.report.work import Work, released_config, released_networks
-from longtail.tasks.tables import Row, show_difference, show_interval
+from longtail.tasks.table_rows import Row
+from longtail.tasks.tables import show_difference, show_interval
 
 TABLE = "table-boundary"
 SHOWN = ("many", "medium", "few", "balanced", "top1", "nll", "ece")

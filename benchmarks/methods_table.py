@@ -10,7 +10,7 @@ from common import HERE, RESULTS
 
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.intervals import FEWEST_SEEDS
-from longtail.tasks.tables import FAMILIES
+from longtail.tasks.table_rows import FAMILIES
 
 # Folder below docs/results → what its column is called.
 SETS = {

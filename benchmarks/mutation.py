@@ -44,7 +44,7 @@ ROOMS = {
     "losses": ("losses/*.py", ["tests/losses", "src/longtail/losses"]),
     "metrics": ("metrics/*.py", ["tests/metrics", "tests/tasks/test_tables.py", "src/longtail/metrics"]),
     "posthoc": ("posthoc/*.py", ["tests/posthoc", "src/longtail/posthoc"]),
-    "tables": ("tasks/tables.py", ["tests/tasks/test_tables.py"]),
+    "tables": ("tasks/table*.py", ["tests/tasks/test_tables.py"]),
     "training": ("training/*.py", ["tests/training"]),
 }
 

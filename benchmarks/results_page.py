@@ -9,10 +9,11 @@ from typing import Any
 from common import RESULTS, how_sure, title_of
 
 from longtail.core.files import write_text
+from longtail.metrics.intervals import Interval
 from longtail.metrics.table import SCORES
 from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
-from longtail.tasks.tables import Interval, show_difference
+from longtail.tasks.tables import show_difference
 
 SYSTEMS = RESULTS / "systems"
 

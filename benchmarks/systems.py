@@ -25,7 +25,8 @@ from longtail.metrics.table import SCORES
 from longtail.report.paper_tables import lines_of
 from longtail.tasks.cells import Cell, Result
 from longtail.tasks.entries import Entry
-from longtail.tasks.tables import Row, show_difference, show_interval, summarise, write_tables
+from longtail.tasks.table_rows import Row, summarise
+from longtail.tasks.tables import show_difference, show_interval, write_tables
 
 FOLDER = RESULTS / "systems"
 DATA = ("cifar10-lt-100", "cifar100-lt-100")

@@ -28,7 +28,7 @@ from longtail.posthoc.base import PostHoc, unfitted
 from longtail.posthoc.marc import MARC
 
 FOLDS = 5
-SMALLEST_PROBABILITY = 1e-6  # a class that a forest never voted for has a logit all the same
+SMALLEST_PROBABILITY = 1e-6  # lower bound, so that a class with probability 0 has a finite logit
 
 
 class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
@@ -46,7 +46,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     A setting "auto" of the method is chosen on the same held-out scores.
 
-    Fitting costs one fit of the estimator more than there are folds, and a prediction of every sample.
+    Fitting costs one fit of the estimator per fold, one more on all data, and a prediction of every sample.
 
     Fitted attributes: `estimator_` (fitted on all of the data; on class numbers where it takes no other labels),
     `method_`, `classes_` (K,).
@@ -137,7 +137,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return np.asarray(self.method_.transform(self._logits(X)))
 
     def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
-        """Calibrated logits (N, K); of two classes the second's lead over the first, (N,)."""
+        """Calibrated logits (N, K); for two classes, the second logit minus the first, (N,)."""
         calibrated = self._calibrated(X)
         return calibrated[:, 1] - calibrated[:, 0] if calibrated.shape[1] == 2 else calibrated
 
@@ -166,9 +166,9 @@ def _cross_validated(
     fit_params: dict[str, Any],
     n_jobs: int | None,
 ) -> tuple[Any, np.ndarray]:
-    """The estimator fitted on all of the data, and the logits (N, K) of each sample by one that has not seen it."""
+    """The estimator fitted on all data, and logits (N, K) of each sample from a fit without it."""
     classes, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
-    # First on all of the data, so that what is wrong with them is said in the estimator's own words.
+    # First on all data, so that the estimator itself reports invalid data.
     fitted, y = _fitted(estimator, X, y, codes, fit_params)
     if len(classes) < 2:
         raise UserError("the data have one class only: there is nothing to choose")
@@ -177,12 +177,12 @@ def _cross_validated(
         if counts.min() < 2:
             single = classes[counts.argmin()]
             raise UserError(
-                f"class {single} has 1 sample; cross-validation needs 2 of each class. Find another, leave the "
+                f"class {single} has 1 sample; cross-validation needs 2 of each class. Add a sample, leave the "
                 'class out, or fit the estimator and pass held-out data with cv="prefit"'
             )
     response = _response(estimator)
     with warnings.catch_warnings():
-        # A class smaller than the number of folds is met by every training part; that is all that is needed.
+        # Every training part contains a class that is smaller than the number of folds; that is sufficient.
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("error", "Number of classes in training fold", RuntimeWarning)
         options = {"cv": folds, "method": response, "n_jobs": n_jobs, "params": fit_params or None}
@@ -205,7 +205,7 @@ def _fitted(
     codes: np.ndarray,
     fit_params: dict[str, Any],
 ) -> tuple[Any, np.ndarray]:
-    """The estimator fitted on labels (N,), or on their numbers where it takes no others, as XGBoost; and which."""
+    """The estimator fitted on labels (N,), or on class numbers if it needs them (XGBoost); and the labels used."""
     try:
         return _copy(estimator).fit(X, y, **fit_params), y
     except ValueError as error:
@@ -242,7 +242,7 @@ def _as_logits(scores: np.ndarray, response: str, classes: int, estimator: Any) 
 
 
 def _present(sample_weight: Any, codes: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """(N,) which samples count: one that weighs nothing is not there."""
+    """(N,) whether each sample is used: samples of weight 0 are not."""
     present = np.asarray(sample_weight) != 0
     missing = np.setdiff1d(codes, codes[present])
     if len(missing):

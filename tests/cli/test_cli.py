@@ -72,8 +72,8 @@ def test_version_in_both_spellings(capsys):
     [
         (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
         (["train", "cifar10-lt", "--out", "x"], "'cifar10-lt' is no file, no folder and no recipe (did you mean"),
-        (["train", "--out", "x"], "say what to use: longtail train DATA … (DATA is a recipe, an image folder, or a"),
-        (["train", "--out=x", "--epochs"], "say what to use"),
+        (["train", "--out", "x"], "name the data: longtail train DATA … (DATA is a recipe, an image folder, or a"),
+        (["train", "--out=x", "--epochs"], "name the data"),
         (["train", "digits-lt", "--out", "{tmp}", "--resume=yes"], "--resume takes no value: leave out =yes"),
         (["train", "digits-lt", "--resume", "--overwrite", "--out", "{tmp}"], "give only one of them"),
         (["train", "digits-lt", "--out", "{tmp}", "--method", "softmx"], "did you mean 'softmax'"),

@@ -209,7 +209,7 @@ def test_released_networks_take_the_place_of_training(released, tmp_path, monkey
         (["--seeds", "1"], "--released takes the seeds of the released networks"),
         (["--methods", "softmax", "cbs+marc"], "cbs.marc would have to be trained"),
         (["--toy"], "--toy needs no released networks"),
-        (["--recipes", "cifar10-lt-50"], "no released network is of cifar10-lt-50: `longtail released` lists"),
+        (["--recipes", "cifar10-lt-50"], "there is no released network for cifar10-lt-50: `longtail released` lists"),
     ],
 )
 def test_what_released_networks_cannot_do_is_named(released, words, message, tmp_path, capsys):

@@ -361,7 +361,7 @@ def test_a_warning_is_one_line(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{npz}"], "say where the result goes: --out FOLDER"),
+        (["{npz}"], "name the folder of the result: --out FOLDER"),
         (["{npz}", "--out", "{tmp}/o", "--method", "mark"], "unknown method 'mark' (did you mean 'marc'?)"),
         (["{npz}", "--out", "{tmp}/o", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
         (["{npz}", "--out", "{tmp}/o", "--options", "gamma", "auto"], "needs held-out outputs"),

@@ -14,7 +14,8 @@ from longtail.extraction.run import Extractor
 from longtail.posthoc import AffinePostHoc, FitResult, PostHoc
 from longtail.report.build import report_run
 from longtail.tasks.calibrate_run import calibrate_run
-from longtail.tasks.tables import markdown, summarise
+from longtail.tasks.table_rows import summarise
+from longtail.tasks.tables import markdown
 
 
 class PriorShift(AffinePostHoc):

@@ -7,7 +7,8 @@ import pytest
 from longtail.errors import UserError
 from longtail.metrics.table import SCORES
 from longtail.report.terminal import terminal_table
-from longtail.tasks.tables import latex, markdown, summarise, tidy_csv, write_tables
+from longtail.tasks.table_rows import summarise
+from longtail.tasks.tables import latex, markdown, tidy_csv, write_tables
 
 LABELS = np.repeat(np.arange(4), 50)
 
@@ -163,7 +164,7 @@ def test_everything_is_written(tmp_path):
 def test_results_of_different_data_sets_are_not_mixed(tmp_path):
     results = make(tmp_path)
     results[0]["identity"] = {"config": {"data": "cifar10", "profile": "exp", "imbalance": 100.0}}
-    with pytest.raises(UserError, match="different data sets do not go into one table: cifar10 x 100, digits x 10"):
+    with pytest.raises(UserError, match="different data sets cannot be in one table: cifar10 x 100, digits x 10"):
         summarise(results, tmp_path)
     with pytest.raises(UserError, match="no results"):
         summarise([], tmp_path)
@@ -172,7 +173,7 @@ def test_results_of_different_data_sets_are_not_mixed(tmp_path):
 def test_methods_on_different_networks_of_one_seed_are_not_compared(tmp_path):
     results = make(tmp_path)
     results[-1]["model"] = "trained again"
-    with pytest.raises(UserError, match="softmax and lws of seed 2 are of different networks"):
+    with pytest.raises(UserError, match="softmax and lws of seed 2 belong to different networks"):
         summarise(results, tmp_path)
 
 

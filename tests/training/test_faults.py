@@ -176,7 +176,7 @@ def test_a_signal_to_the_whole_group_saves_the_run(tmp_path, number):
     finally:
         process.kill()
     assert process.returncode == 128 + number, printed
-    assert "go on with: longtail train" in printed
+    assert "continue with: longtail train" in printed
     assert "Traceback" not in printed
     assert read_tensors(tmp_path / "run" / "checkpoint.safetensors")[1]["step"] > 0
 

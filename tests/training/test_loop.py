@@ -240,7 +240,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     process.send_signal(number)
     _, error = process.communicate(timeout=600)
     assert process.returncode == 128 + number
-    assert f"go on with: longtail train --out {tmp_path / 'run'} --resume" in error
+    assert f"continue with: longtail train --out {tmp_path / 'run'} --resume" in error
     assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
 
 

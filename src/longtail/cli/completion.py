@@ -1,4 +1,4 @@
-"""Completion scripts for shells: every command, option and name, written down once so that a Tab costs nothing."""
+"""Completion scripts for shells; they contain every command, option and name, so that completion is quick."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Command:
 
 
 def commands() -> list[Command]:
-    """Every command, with the names its options take."""
+    """Every command, with the names that its options accept."""
     return [_command(name, summary) for name, summary in COMMANDS.items()]
 
 
@@ -55,7 +55,7 @@ def _command(name: str, summary: str) -> Command:
 
 
 def _names(command: str) -> dict[str, tuple[str, ...]]:
-    """Names that options take, by option."""
+    """Option → the names that it accepts."""
     from longtail.backbones import BACKBONES
     from longtail.data.augment import AUGMENTATION_NAMES
     from longtail.data.samplers import SAMPLERS
@@ -74,7 +74,7 @@ def _names(command: str) -> dict[str, tuple[str, ...]]:
 
 
 def bash() -> str:
-    """For bash: words that begin as what is typed; files where a value is a path or nothing is known."""
+    """For bash: words that begin with the typed letters; files if the value is a path or unknown."""
     lines = [
         "# Completion of longtail for bash.",
         "_longtail() {",
@@ -113,7 +113,7 @@ def bash() -> str:
 
 
 def zsh() -> str:
-    """For zsh: the same function, through zsh's own reading of bash completion."""
+    """For zsh: the same function, through zsh's `bashcompinit`."""
     return "#compdef longtail\nautoload -U +X bashcompinit && bashcompinit\n" + bash()
 
 

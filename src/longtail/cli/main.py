@@ -90,14 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        # What the system does not allow: a file where a folder should be, no space, no permission.
+        # Errors of the system: a file where a folder should be, no space, no permission.
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return EXIT_USER_ERROR
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does: unfinished files are removed. Training saves its state first."""
+    """SIGTERM ends a command as Ctrl-C does: unfinished files are removed. Training saves its state first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,7 +129,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _opened(word: str) -> str:
-    """A released network becomes a run folder of the caller's, where commands may write."""
+    """Copy a released network to a run folder in which commands may write."""
     if not word.startswith("released:"):
         return word
     from longtail.runs.released import working_copy

@@ -36,7 +36,7 @@ class Output:
         return Display(quiet=self.quiet or self.json or not is_main_process())
 
     def print_json(self, value: Any) -> None:
-        """Print a result for programs, if asked."""
+        """Print a result as JSON, with --json."""
         if self.json and is_main_process():
             print(json.dumps(value, allow_nan=False))
 
@@ -50,11 +50,11 @@ def refuse(options: Output, names: Sequence[str], source: Path, kind: str) -> No
 
 
 def parse(kind: type[T], words: Sequence[str], command: str, text: str, default: T | None = None) -> T:
-    """Options of a command from its words; `--help` prints `text` and the options, a mistake is one line."""
+    """The options of a command; `--help` prints `text` and the options, and a mistake gives one line."""
     require_known(kind, words, command)
     _require_words(words)
     help_text, complaint = io.StringIO(), io.StringIO()
-    # tyro knows nothing of NO_COLOR: it writes plainly to what is not a terminal.
+    # tyro ignores NO_COLOR, but prints no colours if the output is not a terminal.
     kept = os.environ.get("NO_COLOR") or not is_main_process()
     try:
         with redirect_stderr(complaint), redirect_stdout(help_text) if kept else nullcontext():
@@ -88,7 +88,7 @@ def _require_words(words: Sequence[str]) -> None:
 
 
 def _first_sentence(box: str) -> str:
-    """What a box of tyro, drawn with lines or plain dashes, says before its first rule; help texts are left out."""
+    """The first sentence of tyro's error message, without its frame and without help texts."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box).replace("│", " ").splitlines()
     lines = [line.removeprefix("  ").rstrip() for line in plain[1:]]  # the first is a title
     parts = [list(part) for rule, part in itertools.groupby(lines, _is_rule) if not rule]

@@ -1,4 +1,4 @@
-"""What the options of `train` and `compare` are applied to: a recipe, or settings that suit the images at a path."""
+"""The configuration that the options of `train` and `compare` change: a recipe, or settings for images at a path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from longtail.training.defaults import Found
 
 CONFIG = Word("--config", takes_value=True, is_path=True)
-# Settings that decide where images are, or what suits them; the others are read by the parser alone.
+# Settings that decide where images are, or which settings suit them; only the parser reads the others.
 PLACES = ("data", "root", "train_list", "validation_list", "test_list", "weights")
 NUMBERS = {"image_size": int, "validation": float, "seed": int}
 WHAT = "a recipe, an image folder, or a list, CSV or Parquet file"
@@ -42,7 +42,7 @@ class Start:
 def starting_point(
     kind: Any, command: str, arguments: list[str], instead: Callable[[TrainConfig], TrainConfig] | None = None
 ) -> Start:
-    """Find what to start from; `kind` is the dataclass of the command's options, `instead` may replace a recipe."""
+    """Find the configuration to start from; `kind` is the dataclass of the options, `instead` may replace a recipe."""
     data, words = take_free_word(dashed(arguments), [*words_of(kind), CONFIG])
     file = value_of(words, CONFIG.name)
     settings = read_toml(Path(file)) if file else {}
@@ -59,13 +59,13 @@ def _start(data: str | None, settings: dict[str, Any], words: list[str], command
         return Start(RECIPES[data], words)
     out = value_of(words, "--out") if given(words, "--resume") else None
     if data is None and out and (Path(out) / "run.json").exists():
-        # Where the description is damaged, training itself says what is wrong with it.
+        # A damaged description is reported by training itself.
         return Start(_stored(Path(out)) or TrainConfig(backbone="resnet18", epochs=90), words)
     own = _own(settings, words)
     if data is None and "data" not in own:
         if any(given(words, option) for option in (*ALWAYS, "-h")):
             return Start(TrainConfig(backbone="resnet18", epochs=90), words)  # for the text of the help
-        raise UserError(f"say what to use: longtail {command} DATA … (DATA is {WHAT}; see longtail {command} --help)")
+        raise UserError(f"name the data: longtail {command} DATA … (DATA is {WHAT}; see longtail {command} --help)")
     from longtail.training.defaults import VALIDATION, look_at
 
     if given(words, "--download"):
@@ -88,7 +88,7 @@ def _fetch(own: dict[str, Any], words: list[str]) -> None:
 
 
 def _own(settings: dict[str, Any], words: list[str]) -> dict[str, Any]:
-    """What a TOML file and the options say of the images."""
+    """The settings of the images in a TOML file and in the options."""
     known = {name.replace("-", "_"): value for name, value in settings.items()}
     found = {name: known[name] for name in (*PLACES, *NUMBERS) if known.get(name) is not None}
     for name in (*PLACES, *NUMBERS):
@@ -98,12 +98,12 @@ def _own(settings: dict[str, Any], words: list[str]) -> dict[str, Any]:
         try:
             found[name] = NUMBERS.get(name, str)(text)
         except ValueError:
-            continue  # the parser says what is wrong with it
+            continue  # the parser reports the mistake
     return found
 
 
 def _with_length(config: TrainConfig, words: list[str]) -> TrainConfig:
-    """An option for one way to say the length of training takes the place of the other."""
+    """--epochs replaces --iterations of the recipe, and the other way round."""
     if given(words, "--epochs"):
         return replace(config, epochs=1, iterations=None)
     return replace(config, iterations=1, epochs=None) if given(words, "--iterations") else config

@@ -54,7 +54,7 @@ def without(words: Sequence[str], option: str) -> list[str]:
 
 
 def take_free_word(words: Sequence[str], known: Sequence[Word]) -> tuple[str | None, list[str]]:
-    """The first word that belongs to no option, wherever it stands, and the others."""
+    """The first word that belongs to no option, and the other words."""
     options = {word.name: word for word in known}
     place = 0
     while place < len(words):

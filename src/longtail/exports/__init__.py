@@ -27,7 +27,7 @@ class Exported:
         return {**asdict(self), "out": str(self.out), "checked": self.largest_difference is not None}
 
 
-# Format → how a run folder is written to a path: (largest difference from torch's logits, what to say).
+# Format → function that writes a run folder to a path; returns (largest difference from torch's logits, a message).
 FORMATS: dict[str, Callable[..., tuple[float | None, str]]] = {
     "onnx": write_onnx,
     "torch-export": write_program,
@@ -35,7 +35,7 @@ FORMATS: dict[str, Callable[..., tuple[float | None, str]]] = {
     "npz": write_npz_head,
     "json": write_json_head,
 }
-GRAPHS = ("onnx", "torch-export")  # those that hold the network, so that preprocessing can be a part of it
+GRAPHS = ("onnx", "torch-export")  # formats with the whole network, into which preprocessing can be included
 
 
 def export(
@@ -52,7 +52,7 @@ def export(
         run: folder of a run; for `npz` and `json` also a folder that `longtail calibrate FILE` wrote.
         out: the file to write; for `safetensors` a folder.
         format: onnx, torch-export, safetensors, npz or json.
-        with_preprocessing: for `onnx` and `torch-export`: the file takes pictures of any size, (N, H, W, 3) uint8, and
+        with_preprocessing: for `onnx` and `torch-export`: the file takes images of any size, (N, H, W, 3) uint8, and
             resizes them itself, to the same pixels as this library.
         overwrite: replace what is there.
     """

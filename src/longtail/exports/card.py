@@ -1,4 +1,4 @@
-"""Weights as safetensors with a model card: a folder to keep, to share, and to load again."""
+"""Weights as safetensors with a model card: a folder that can be shared and loaded again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN_CLASSES = 100
 def write_package(source: Path, out: Path) -> tuple[None, str]:
     """A folder with model.safetensors, run.json and README.md; it is a run folder itself."""
     run = Run.open(source)
-    model = run.load_model()  # only weights that load are worth sharing
+    model = run.load_model()  # raises if the weights cannot be loaded
     card = model_card(run)
     with replacing_folder(out, (*OWN_FILES, CARD_FILE), "a model") as folder:
         write_model(folder / MODEL_FILE, model, {"class_names": run.class_names})
@@ -47,7 +47,7 @@ def _without_paths(run: Run) -> Any:
 
 
 def model_card(run: Run) -> str:
-    """What the model is, in Markdown: data, method, scores, classes, how to load."""
+    """The model card in Markdown: data, method, scores, classes, how to load."""
     title = f"{run.config.backbone} on {markdown_text(run.data_name)}"
     if run.calibration:
         title += f", calibrated with {markdown_text(run.calibration.title)}"
@@ -112,7 +112,7 @@ def _scores(run: Run) -> str:
 
 
 def _price(run: Run) -> str:
-    """The classes that calibration made worse, by more than their interval."""
+    """The classes whose accuracy fell by more than their interval."""
     both = _both(run, "test") or _both(run, "validation")
     if not both:
         return ""
@@ -126,7 +126,7 @@ def _row(split: str, model: str, scores: dict[str, Any]) -> str:
 
 
 def _known_scores(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
-    """(split, model, scores) that the run's folder holds; of other weights than these, none."""
+    """(split, model, scores) in the run's folder; scores of other weights are left out."""
     rows: list[tuple[str, str, dict[str, Any]]] = []
     own = "calibrated" if run.calibration else "stage one"
     for split in ("validation", "test"):
@@ -143,7 +143,7 @@ def _known_scores(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def _both(run: Run, split: str) -> ScoresFile | None:
-    """The scores before and after a calibration, if they are those of this very model."""
+    """The scores before and after a calibration, if they belong to this model."""
     return read_scores(run.folder / f"before-after-{split}.json", run.model_identity)
 
 

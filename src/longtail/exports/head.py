@@ -1,4 +1,4 @@
-"""The last layer as plain numbers and its formula, for people with another framework."""
+"""The last layer as plain numbers with its formula, for other frameworks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGMOIDS = "logits = -log(1 + exp(-logits))"
 CHOICE = "predicted = class_names[argmax(logits)]"
 LINEAR = "logits = features @ weight.T + bias"
 AFFINE = "logits = scale * old_logits + shift"
-# What a head computes, by its class.
+# The formula of each class of head.
 FORMULAS = {
     "Linear": (LINEAR,),
     "SigmoidHead": (LINEAR, SIGMOIDS),
@@ -76,7 +76,7 @@ def read_head(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _layer(head: nn.Module) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The arrays of the last layer, and what it computes."""
+    """The arrays of the last layer, and its formula."""
     linear = head if isinstance(head, nn.Linear) else head.get_submodule("classifier")
     assert isinstance(linear, nn.Linear)
     weight = linear.weight.detach().numpy()
@@ -88,14 +88,14 @@ def _layer(head: nn.Module) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
 
 
 def _affine(numbers: dict[str, Any], path: Path, classes: int | None = None) -> dict[str, np.ndarray]:
-    """Scale and shift per class on the logits of the model before, if the method is of that kind."""
+    """Scale and shift per class for the logits of the model before calibration, if the method has them."""
     if not {"scale_", "shift_"} <= set(numbers):
         return {}
     return {name: _vector(numbers[f"{name}_"], classes, f"{name}_ in {path}") for name in ("scale", "shift")}
 
 
 def _vector(values: Any, classes: int | None, name: str) -> np.ndarray:
-    """(K,) numbers of a calibration; a class that is never predicted has none, and gets a logit below every other."""
+    """(K,) numbers of a calibration; a class that is never predicted has no number and gets the lowest logit."""
     known = [NEVER if value is None else value for value in values] if isinstance(values, list) else []
     if not known or (classes is not None and len(known) != classes):
         raise UserError(f"{name} is damaged: it should list one number per class")

@@ -1,4 +1,4 @@
-"""The network as others run it: plain layers, images in, logits out, any number of images at once."""
+"""The network to export: plain layers from images to logits, for any number of images."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CHECKED_SIDES = (
     1.0,
     0.6,
     2.7,
-)  # of the pictures that a file with preprocessing is compared on, in sides of the network
+)  # sizes of the test images for a file with preprocessing, as multiples of the network's side
 
 
 class Deployed(nn.Module):
-    """Images (N, C, H, W) from 0 to 1 to logits (N, K): normalisation is inside, so nobody can forget it.
+    """Images (N, C, H, W) from 0 to 1 to logits (N, K); the normalisation is part of the network.
 
-    With a `preparation` it takes pictures (N, H, W, 3) uint8 of any size instead.
+    With a `preparation` it takes images (N, H, W, 3) uint8 of any size instead.
     """
 
     mean: Tensor
@@ -56,12 +56,12 @@ class Deployed(nn.Module):
 
 @dataclass(frozen=True)
 class Deployment:
-    """A network ready to be written, and what one has to know to use it."""
+    """A network to write, and the information needed to use it."""
 
     network: Deployed
     shape: tuple[int, int, int]
     details: dict[str, Any]
-    decode: Decode | None = None  # how the library resizes pictures, if the network does so itself
+    decode: Decode | None = None  # how the library resizes images, if resizing is part of the network
 
     @classmethod
     def of_run(cls, run: Run, with_preprocessing: bool = False) -> Deployment:
@@ -93,11 +93,11 @@ class Deployment:
 
     @property
     def instructions(self) -> str:
-        """What has to be done to a picture first, for whoever exports."""
+        """How to prepare an image for the network, in words."""
         return f"prepare pictures so: {self.details['preprocessing']}"
 
     def images(self, count: int, sides: float = 1.0) -> Tensor:
-        """Random images, the same every time; `sides` times as high as the network's, and a little wider."""
+        """Random images, the same in every call; `sides` times as high as the network's images, and a little wider."""
         random = torch.Generator().manual_seed(count)
         if self.decode is None:
             return torch.rand(count, *self.shape, generator=random)
@@ -107,7 +107,7 @@ class Deployment:
 
     @property
     def free(self) -> dict[str, dict[int, torch.export.Dim]]:
-        """The axes whose extent is not fixed: the number of images, and the size of pictures."""
+        """The dynamic axes: the number of images, and height and width with preprocessing."""
         names = ("batch",) if self.decode is None else ("batch", "height", "width")
         return {"images": {axis: torch.export.Dim(name) for axis, name in enumerate(names)}}
 
@@ -117,7 +117,7 @@ class Deployment:
             return torch.export.export(self.network, (self.images(2),), dynamic_shapes=self.free)
 
     def expected(self, images: Tensor) -> Tensor:
-        """The logits of this library: pictures are resized by Pillow."""
+        """The logits of this library, which resizes images with Pillow."""
         if self.decode is None:
             return self.network(images)
         mode = "L" if self.shape[0] == 1 else "RGB"
@@ -127,7 +127,7 @@ class Deployment:
         return self.network.network((scaled - self.network.mean) / self.network.std)
 
     def compare(self, other: Callable[[Tensor], Any], what: str) -> float:
-        """The largest difference between the logits of a written network and ours; too large a one is an error."""
+        """The largest difference between the logits of a written network and ours; raises if it is too large."""
         largest = 0.0
         for count, sides in zip(CHECKED_BATCHES, CHECKED_SIDES, strict=True):
             images = self.images(count, sides)
@@ -143,7 +143,7 @@ class Deployment:
 
 
 def _make_plain(model: nn.Module) -> None:
-    """Weights that are computed anew in every pass, such as normalised class vectors, become fixed numbers."""
+    """Replace weights that are computed in every pass, such as normalised class vectors, by fixed numbers."""
     for module in list(model.modules()):
         if is_parametrized(module):
             for name in list(module.parametrizations):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""ONNX: the network for onnxruntime and every other engine that reads the format."""
+"""ONNX: the network for onnxruntime and other engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTALL = "pip install 'longtail[export]'"
 
 
 def write_onnx(source: Path, out: Path, with_preprocessing: bool = False) -> tuple[float | None, str]:
-    """Write the file and compare its logits with torch's, where onnxruntime is installed."""
+    """Write the file and, if onnxruntime is installed, compare its logits with torch's."""
     for package in ("onnx", "onnxscript"):
         if not _installed(package):
             raise UserError(f"ONNX needs {package}: {INSTALL}")
@@ -40,7 +40,7 @@ def write_onnx(source: Path, out: Path, with_preprocessing: bool = False) -> tup
 def _installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ValueError:  # it is marked as not to be imported
+    except ValueError:  # marked in sys.modules as not importable
         return False
 
 
@@ -68,10 +68,10 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _distances(first: Tensor, second: Tensor, p: float, mode: int | None) -> Tensor:
-    """Euclidean distances (N, K) between rows, which ONNX has no operator for.
+    """Euclidean distances (N, K) between rows; ONNX has no operator for them.
 
-    Products instead of differences: OLTR only asks which centroid is nearest, and differences would
-    take memory for N x K x D numbers.
+    They are computed from products, because differences would need memory for N x K x D numbers. The precision is
+    enough for OLTR, which only needs the nearest centroid.
     """
     if p != 2:
         raise UserError(f"ONNX has no operator for the {p:g}-norm distance; export it as torch-export")
@@ -87,7 +87,7 @@ def _runner(path: Path) -> Callable[[Tensor], Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch's exporter speaks of packages we do not use, and prints as it goes."""
+    """Hide the messages of torch's exporter, which warns about packages that are not used here."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Pictures of any size to the network's own, as layers: what Pillow does in the library, inside the exported file.
+"""Layers that resize images of any size for an exported network, as Pillow does in the library.
 
 Pillow resizes with a triangle filter, first along rows, then along columns, and rounds to whole pixels after each.
-Each pass is one product with a matrix that follows from the picture's size alone; the numbers are those of Pillow.
+Each pass is one product with a matrix that depends only on the size of the image; the results equal Pillow's.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from longtail.data.decode import ResizeCenterCrop
 from longtail.data.images import Decode
 
-PRECISION = 2.0**22  # Pillow keeps its weights as whole multiples of 1 / PRECISION
-GREY = (19595, 38470, 7471)  # red, green and blue in 65536 parts of a shade of grey, as Pillow mixes them
+PRECISION = 2.0**22  # Pillow's weights are integer multiples of 1 / PRECISION
+GREY = (19595, 38470, 7471)  # weights of red, green and blue in a grey value, in 65536ths, as in Pillow
 
 
 class Preparation(nn.Module):
-    """Pictures (N, H, W, 3) uint8, RGB, to images (N, C, size, size) float32 from 0 to 1.
+    """RGB images (N, H, W, 3) uint8 to (N, C, size, size) float32 from 0 to 1.
 
     Args:
-        decode: how the library gives a picture its size.
-        channels: 3, or 1 for shades of grey.
+        decode: how the library resizes an image.
+        channels: 3, or 1 for grey.
     """
 
     def __init__(self, decode: Decode, channels: int) -> None:
@@ -41,7 +41,7 @@ class Preparation(nn.Module):
 
 
 def _weights(pixels: int, extent: Tensor, window: Tensor, size: int) -> Tensor:
-    """Share of each pixel of a line in each of the `size` new ones, (size, pixels), for the `window` at its centre."""
+    """Weight of each pixel of a line in each of `size` new pixels, (size, pixels), for the `window` at its centre."""
     step = window / size
     reach = step.clamp(min=1.0)
     middles = (extent - window) / 2 + (torch.arange(size, dtype=torch.float64) + 0.5) * step

@@ -1,4 +1,4 @@
-"""Where people train: callbacks for Hugging Face's Trainer and Lightning, a metric for torchmetrics.
+"""Integrations: callbacks for Hugging Face's Trainer and Lightning, a metric for torchmetrics.
 
-Each file needs its library and nothing else does: `from longtail.integrations.lightning import CalibrateCallback`.
+Only these files need those libraries: `from longtail.integrations.lightning import CalibrateCallback`.
 """

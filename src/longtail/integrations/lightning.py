@@ -17,7 +17,7 @@ class CalibrateCallback(Calibration, Callback):
     """
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the validation images."""
+        """Log the scores of the validation images."""
         if trainer.sanity_checking or trainer.train_dataloader is None:
             return
         found = self.look(pl_module, _only(trainer.val_dataloaders), trainer.train_dataloader)
@@ -29,5 +29,5 @@ class CalibrateCallback(Calibration, Callback):
 
 
 def _only(loaders: Any) -> Any:
-    """The first of several validation loaders; it is the one that choices are made on."""
+    """The first of several validation loaders; hyper-parameters are chosen on it."""
     return loaders[0] if isinstance(loaders, list | tuple) and loaders else loaders or None

@@ -1,4 +1,4 @@
-"""Accuracy by shots as a metric of torchmetrics: summed over batches and processes."""
+"""Accuracy by shots as a torchmetrics metric, accumulated over batches and processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from longtail.metrics.scores import shot_accuracy
 
 
 class ShotAccuracy(Metric):
-    """Balanced accuracy, and that of many-, medium- and few-shot classes.
+    """Balanced accuracy, and the mean accuracy of many-, medium- and few-shot classes.
 
-    A group without classes in the samples is left out of what `compute()` gives.
+    The result of `compute()` has no entry for a group without classes in the samples.
 
     Args:
         class_counts: (K,) training samples per class.
@@ -44,7 +44,7 @@ class ShotAccuracy(Metric):
         """Logits or probabilities (N, K), or classes (N,), and labels (N,)."""
         classes = len(self.class_counts)
         if preds.ndim == 2 and preds.shape[1] != classes:
-            raise UserError(f"predictions are of {preds.shape[1]} classes, class_counts of {classes}")
+            raise UserError(f"predictions have {preds.shape[1]} classes, class_counts has {classes}")
         best = preds.argmax(1) if preds.ndim == 2 else preds
         if best.shape != target.shape or target.ndim != 1:
             raise UserError(f"predictions {tuple(preds.shape)} and labels {tuple(target.shape)} do not fit together")

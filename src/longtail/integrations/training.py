@@ -1,4 +1,4 @@
-"""What a callback does while somebody else's program trains: look at held-out images, calibrate at the end."""
+"""Shared by the callbacks: score held-out images during training, calibrate at the end."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SCORES = ("balanced", "many", "medium", "few")
 class Calibration:
     """Scores of held-out images during training, and a calibrated copy of the model at its end.
 
-    The model that is trained is left as it is. In a distributed job every process does the same.
+    The trained model is not changed. In a distributed job every process does the same.
 
     Args:
-        method: what to fit at the end (default: `MARC()`).
+        method: the method to fit at the end (default: `MARC()`).
         class_counts: (K,) training samples per class, if the training set has no list of its labels.
         head: name of the classifier layer, if the model returns several outputs.
 
     Attributes:
-        history_: what each evaluation has shown.
+        history_: the scores of each evaluation.
         model_: the calibrated model.
         method_: the fitted method.
         before_: scores of held-out images before calibration; None without a validation loader.
@@ -53,7 +53,7 @@ class Calibration:
         self.method.check_settings()
 
     def look(self, model: nn.Module, held_out: Any, train: Any) -> dict[str, float]:
-        """Balanced accuracy, accuracy by shots, and how margins go with class size, on held-out batches."""
+        """Balanced accuracy, accuracy by shots, and the correlation of margins with class size, on held-out batches."""
         outputs = self._held_out(model, held_out, train)
         state = describe_state("now", outputs.rows().read(slice(None)).numpy(), outputs)
         named = {name: getattr(state.metrics, name) for name in SCORES}
@@ -93,5 +93,5 @@ class Calibration:
 
 
 def _device(model: nn.Module) -> str:
-    """Where the model stands: whoever trains it has put it there."""
+    """The device of the model."""
     return str(next((tensor.device for tensor in model.parameters()), "auto"))

@@ -1,4 +1,4 @@
-"""Hugging Face: a callback for the Trainer, and saving what `from_pretrained` opens again."""
+"""Hugging Face: a callback for the Trainer, and saving a model for `from_pretrained`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from longtail.integrations.training import Calibration
 class CalibrateCallback(Calibration, TrainerCallback):
     """Scores by shots at every evaluation, a calibrated copy of the model (`model_`) when training ends.
 
-    The scores stand among the Trainer's own (`eval_balanced`, `eval_few`, …), so that
+    The scores are added to the Trainer's metrics (`eval_balanced`, `eval_few`, …), so that
     `metric_for_best_model="eval_balanced"` chooses by them. Each evaluation runs the model a second time.
     """
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **known: Any) -> None:
-        """Look at the evaluation images."""
+        """Log the scores of the evaluation images."""
         found = self.look(known["model"], known["eval_dataloader"], known["train_dataloader"])
         named = {f"eval_{name}": value for name, value in found.items()}
         metrics.update(named)
@@ -35,8 +35,8 @@ class CalibrateCallback(Calibration, TrainerCallback):
 def save_pretrained(model: PreTrainedModel, folder: Path | str) -> None:
     """Save a calibrated model as the Hub expects it (`config.json`, `model.safetensors`).
 
-    It is opened again before the folder appears. A head that gained a bias does not come back from its
-    configuration: that is refused.
+    The saved model is opened again as a check. If the head gained a bias that its configuration cannot store, the
+    model is refused.
     """
     folder = Path(folder)
     if folder.exists():
@@ -48,7 +48,7 @@ def save_pretrained(model: PreTrainedModel, folder: Path | str) -> None:
         for name, value in model.state_dict().items():
             if name not in opened or not torch.equal(opened[name].cpu(), value.cpu()):
                 raise UserError(
-                    f"{type(model).__name__} does not come back from its configuration with {name}; save its weights "
+                    f"{type(model).__name__} cannot be restored from its configuration with {name}; save its weights "
                     "with torch.save, or train the model with a head that has a bias"
                 )
         Path(beside).rename(folder)

@@ -37,8 +37,8 @@ def report_run(
 ) -> tuple[Path, Summary]:
     """Report on the first run and its calibration; further runs show the effect of the stage-one data.
 
-    A calibrated run is shown beside the run it came from. For a trained run it is the calibration that was
-    written last below it; where there is none, MARC is fitted for the report.
+    For a calibrated run, the report compares it with the run that was calibrated. For a trained run, it shows the
+    newest calibration in its folder; if there is none, MARC is fitted for the report.
     """
     first, *rest = runs
     opened = opened_run(first, root=root, workers=workers, display=display)
@@ -64,7 +64,7 @@ def report_run(
 
 @dataclass(frozen=True)
 class Opened:
-    """A run before and after its calibration: outputs of its splits, and where the calibration comes from."""
+    """A run before and after its calibration: outputs of its splits, and the origin of the calibration."""
 
     run: Run
     extractor: Extractor
@@ -76,7 +76,7 @@ class Opened:
 
 
 def opened_run(run: Run, *, root: str | None, workers: int, display: Display) -> Opened:
-    """A run, or the run that a calibrated one came from, with the calibration that is shown beside it."""
+    """A run (of a calibrated run, the run that was calibrated) and the calibration to show."""
     calibrated = run.folder if run.calibration else next(iter(calibrations_of(run)), None)
     run = Run.open(run.calibration.run) if run.calibration else run
     split = run.scored_split
@@ -121,8 +121,8 @@ def write_report(
     out: Path,
     display: Display,
 ) -> tuple[Path, Summary]:
-    """Figures, page and the numbers behind them, in a folder that appears whole."""
-    require_own(out, OWN_FILES, "a report")  # now, not after minutes of work
+    """Write figures, page and their numbers to a folder, atomically."""
+    require_own(out, OWN_FILES, "a report")  # checked before minutes of work
     has_features = train.features is not None and held_out.features is not None
     others = []
     for name in BESIDE:
@@ -172,7 +172,7 @@ def calibrated_elsewhere(
 
 
 def picture(images: Images, index: int) -> Image.Image:
-    """One held-out image, as people see it."""
+    """One held-out image, ready to be shown."""
     if isinstance(images, MemoryImages):
         pixels = images.pixels[index].permute(1, 2, 0).numpy()
         return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)

@@ -1,4 +1,4 @@
-"""Drawing a class distribution into a file."""
+"""Draws a class distribution to a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def imbalance_text(found: ClassDistribution) -> str:
 
 
 def write_plot(found: ClassDistribution, path: Path) -> Path:
-    """Images per class as a PNG file: bars with names where they fit, else a curve over the rank."""
+    """Images per class as a PNG file: bars with names if they fit, otherwise a curve over the rank."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -34,7 +34,7 @@ def write_plot(found: ClassDistribution, path: Path) -> Path:
         for name in SHOTS:
             members = np.flatnonzero(shots == name)
             if len(members):
-                # One outline for all classes of a group: thousands of bars are drawn as quickly as ten.
+                # One outline for all classes of a group, because thousands of single bars are slow to draw.
                 edges = np.append(places[members], places[members[-1]] + 1) - 0.5
                 label = f"{name}: {len(members):,} classes"
                 axes.stairs(counts[members], edges, fill=True, color=colours[name], label=label)

@@ -1,4 +1,4 @@
-"""What reports and drawings need beside the library itself."""
+"""The optional packages that reports and figures need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = (*DRAWING, "jinja2", "plotly")
 
 
 def require(what: str, packages: tuple[str, ...]) -> None:
-    """An error before any work is done unless these packages are installed."""
+    """Raises before any work is done if one of these packages is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UserError(f"{what} needs {', '.join(missing)}: pip install 'longtail[report]'")

@@ -31,7 +31,7 @@ class F1:
 
 
 def draw(scores: Mapping[str, F1]) -> Figure:
-    """Bars of the means, data set by data set; where there are several runs, a dot for each."""
+    """Bars of the means, one pair per data set; with several runs, one dot per run."""
     figure = Figure(figsize=(max(4.0, 1.2 + 1.3 * len(scores)), 3.2), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(scores))
@@ -39,7 +39,7 @@ def draw(scores: Mapping[str, F1]) -> Figure:
         values = [100 * np.array(getattr(score, name)) for score in scores.values()]
         axes.bar(places + shift, [own.mean() for own in values], width=0.36, color=color, label=name)
         for place, own in zip(places, values, strict=True):
-            # At the foot of its bar, where no dot covers it.
+            # At the bottom of its bar, where no dot covers it.
             ink = "white" if own.mean() > 8 else "black"
             text = axes.annotate(f"{own.mean():.1f}", (place + shift, 0), (0, 3), textcoords="offset points")
             text.set(ha="center", fontsize=8, color=ink)
@@ -60,7 +60,7 @@ def write(scores: Mapping[str, F1], folder: Path) -> list[Path]:
 def f1_of_runs(
     runs: Sequence[Run], out: Path, *, root: str | None = None, workers: int = 0, display: Display = QUIET
 ) -> dict[str, F1]:
-    """Macro F1 of each run before and after its calibration, drawn; runs on one data set share a pair of bars."""
+    """Draws the macro F1 of each run before and after its calibration; runs on one data set share a pair of bars."""
     scores: dict[str, F1] = {}
     for run in runs:
         opened = opened_run(run, root=root, workers=workers, display=display)

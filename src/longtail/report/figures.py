@@ -1,4 +1,4 @@
-"""Figures of the paper for anyone's model, as PNG, SVG and PDF."""
+"""The figures of the paper for any model, as PNG, SVG and PDF."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longtail.metrics.table import SCORES, SHOTS
 from longtail.report.style import AFTER, BEFORE, COUNTS, GAIN, OTHER, THIRD, drawing, short, slant
 from longtail.report.summary import Summary, grouped_confusion
 
-MOST_IN_LINE = 20  # classes whose means are joined by a line: with more of them it would be a zigzag
+MOST_IN_LINE = 20  # up to so many classes are joined by a line; with more, the line would be a zigzag
 MOST_NAMES = 40  # class names on an axis
 MOST_MARKS = 60  # classes that are drawn one by one
 # Without dates, so that the same figure is the same file.
@@ -25,7 +25,7 @@ UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date":
 
 
 def write_figures(summary: Summary, folder: Path, names: Collection[str] | None = None) -> list[Path]:
-    """Every figure, or those named, in every format; returns the files. DisAlign is shown where it was fitted."""
+    """Draw all figures, or those named, in every format; returns the files. DisAlign is shown if it was fitted."""
     files = []
     with drawing():
         for name in FIGURES if names is None else names:
@@ -39,7 +39,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """A figure in every format; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
-    # Laid out once: anew for every format it would cost more than all the drawing.
+    # The layout is computed once; for every format again, it would take longer than the drawing.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     files = [folder / f"{name}.{kind}" for kind in UNDATED]
@@ -55,12 +55,12 @@ def _panels(count: int, *, width: float, height: float = 3.0) -> tuple[Figure, l
 
 
 def _names(summary: Summary, most: int = MOST_NAMES) -> list[str]:
-    """Class names head to tail, where they are few enough to be read."""
+    """Class names from head to tail, if they are few enough to be readable."""
     return [short(summary.class_names[label]) for label in summary.order] if len(summary.order) <= most else []
 
 
 def _class_panels(summary: Summary, count: int, width: float) -> tuple[Figure, list[Axes]]:
-    """Panels over the classes, wide enough for all their names and as much higher as the longest one takes."""
+    """Panels over the classes, wide enough for all names and high enough for the longest one."""
     names = _names(summary)
     longest = max(map(len, names), default=0)
     return _panels(count, width=max(width, 1.4 + 0.2 * len(names)), height=3.0 + 0.05 * longest)
@@ -86,7 +86,7 @@ def _classes(axes: Axes, summary: Summary) -> None:
 
 
 def _marks(axes: Axes, summary: Summary, values: np.ndarray, color: str, label: str) -> None:
-    """A dot for each class; where they are many, faint dots and their running mean."""
+    """A dot for each class; with many classes, faint dots and their running mean."""
     ordered = values[summary.order]
     if len(ordered) <= MOST_MARKS:
         axes.scatter(range(len(ordered)), ordered, color=color, label=label, s=16, zorder=3)
@@ -99,7 +99,7 @@ def _marks(axes: Axes, summary: Summary, values: np.ndarray, color: str, label: 
 
 
 def _joined(axes: Axes, summary: Summary, before: np.ndarray, after: np.ndarray) -> None:
-    """Lines from before to after, class by class: green where a class gained, red where it lost."""
+    """A line from before to after for each class: green if its accuracy rose, red if it fell."""
     low, high = before[summary.order], after[summary.order]
     if len(low) <= MOST_MARKS:
         colors = np.where(high >= low, GAIN, AFTER).tolist()
@@ -107,7 +107,7 @@ def _joined(axes: Axes, summary: Summary, before: np.ndarray, after: np.ndarray)
 
 
 def _legend(axes: Axes) -> None:
-    """Above the panel, where it covers nothing."""
+    """A legend above the panel, where it covers nothing."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
 
 
@@ -143,7 +143,7 @@ def _states(summary: Summary) -> dict[str, State]:
 
 
 def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], str]) -> tuple[Figure, Axes]:
-    """A score of every class before and after; `mean` says its mean in the legend."""
+    """A score of every class before and after; `mean` gives its mean for the legend."""
     figure, (axes,) = _class_panels(summary, 1, width=6.5)
     shown = ((summary.before, BEFORE), (summary.after, AFTER))
     scores = [np.array(getattr(state.metrics, score), dtype=float) * 100 for state, _ in shown]

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: the numbers as JSON, drawn in the browser by Plotly, which is bundled in."""
+"""One self-contained HTML page: the numbers as JSON, drawn in the browser by the bundled Plotly."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ReadImage = Callable[[int], Image.Image]
 
 @dataclass(frozen=True)
 class Context:
-    """What a page says beside the numbers.
+    """The texts of a page.
 
     Args:
         title: what was calibrated, in a few words.
         command: start of the command that calibrates it, to which options are added.
-        facts: lines for the foot of the page.
+        facts: lines at the end of the page.
         checkpoints: rows (stage-one data, before, after) when several models were calibrated.
-        read_image: the picture of a held-out sample, where there are pictures.
+        read_image: returns the image of a held-out sample, if there are images.
     """
 
     title: str
@@ -66,14 +66,14 @@ def write_page(summary: Summary, context: Context, path: Path) -> Path:
         style=_asset("page.css"),
         script=_asset("page.js"),
         library=plotly_script(),
-        # JSON inside a script element must not be able to end it.
+        # Escaped, so that text in the JSON cannot end the script element.
         data=data.replace("<", "\\u003c"),
     )
     return write_text(path, text)
 
 
 def _advice(summary: Summary) -> str:
-    """How to choose an operating point with the splits that there are."""
+    """How to choose an operating point with the existing splits."""
     if summary.split == "validation":
         return "Choose by the validation scores; without a test split nothing is left to check the choice on."
     if any(point.validation for point in summary.points):
@@ -86,14 +86,14 @@ def _asset(name: str) -> str:
 
 
 def plotly_script() -> str:
-    """Plotly's own bundle for browsers."""
+    """Plotly's JavaScript bundle."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
 
 
 def page_data(summary: Summary, context: Context) -> dict[str, Any]:
-    """Everything the page draws, as plain values; shares are per cent with one decimal."""
+    """The data of the page as plain values; shares are per cent with one decimal."""
     order = summary.order
     shots = shot_names(summary.class_counts)
     return {
@@ -137,7 +137,7 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
 
 
 def _fallen(summary: Summary) -> list[str]:
-    """The classes that are recognised less often than before, by more than their interval."""
+    """The classes whose accuracy fell by more than their interval."""
     before, after = (_array(state.metrics.per_class) for state in (summary.before, summary.after))
     order = sorted(np.flatnonzero(summary.changes.high < 0), key=lambda label: summary.changes.value[label])
     return [str(Fallen(summary.class_names[label], before[label], after[label])) for label in order]
@@ -193,7 +193,7 @@ def _confusion(summary: Summary) -> dict[str, Any]:
 
 
 def _mixed_up(summary: Summary, context: Context, confusion: Confusion, state: State) -> dict[str, Any]:
-    """A pair of classes with some of the images that are mixed up in a state."""
+    """A pair of classes with some of the images that are confused."""
     mixed_up = (summary.labels == confusion.truth) & (state.predictions == confusion.taken_for)
     pictures = []
     if context.read_image:
@@ -209,7 +209,7 @@ def _mixed_up(summary: Summary, context: Context, confusion: Confusion, state: S
 
 
 def thumbnail(picture: Image.Image) -> str:
-    """A small PNG as a data address."""
+    """A small PNG as a data URL."""
     scale = THUMBNAIL / max(picture.size)
     size = max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)
     resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS

@@ -243,7 +243,7 @@ AFTER_STAGE_ONE = {"cifar100-lt-200": 47.1, "cifar100-lt-100": 50.7, "cifar100-l
 
 
 def toy_of(config: TrainConfig) -> TrainConfig:
-    """Long-tailed digits and a few steps of training in the place of a recipe, to see what an item looks like."""
+    """Long-tailed digits and a few training steps instead of a recipe, for a quick look at an item."""
     digits = RECIPES["digits-lt"]
     imbalance = digits.imbalance if config.profile == "none" else round(config.imbalance / 7)
     return replace(digits, imbalance=imbalance, epochs=None, iterations=60)

@@ -9,28 +9,29 @@ from longtail.methods import POSTHOC_METHODS
 from longtail.metrics.intervals import over_seeds
 from longtail.metrics.table import SCORES
 from longtail.report.paper import AFTER_STAGE_ONE, FORMULAS, NUMBERS, SCORES_SHOWN
-from longtail.tasks.tables import FAMILIES, Row, show_interval
+from longtail.tasks.table_rows import FAMILIES, Row
+from longtail.tasks.tables import show_interval
 
 
 def lines_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; numbers stand right."""
+    """A Markdown table; numbers are aligned right."""
     head = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
     return head + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def in_paper(recipe: str, method: str) -> dict[str, float]:
-    """Score → per cent in the paper; empty where the paper has none."""
+    """Score → per cent in the paper; empty if the paper has none."""
     numbers = NUMBERS.get(recipe, {}).get(method, ())
     return dict(zip(SCORES_SHOWN[len(numbers)], numbers, strict=True)) if numbers else {}
 
 
 def shown_scores(recipe: str) -> tuple[str, ...]:
-    """The scores that the paper has of a data set; top-1 where it has none."""
+    """The scores that the paper reports for a data set; top-1 if it reports none."""
     return SCORES_SHOWN[max((len(numbers) for numbers in NUMBERS.get(recipe, {}).values()), default=1)]
 
 
 def accuracy(tables: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Methods by family; per recipe and score a column of ours and one of the paper's."""
+    """Methods by family; for each recipe and score one column with our number and one with the paper's."""
     scores = [(recipe, score) for recipe in tables for score in shown_scores(recipe)]
     columns = ["Method"]
     for recipe, score in scores:
@@ -54,7 +55,7 @@ def _paper(recipe: str, method: str, score: str) -> str:
 
 
 def trains(label: str) -> str:
-    """What a method of a comparison trains in stage two, by its label.
+    """The numbers that a method of a comparison trains in stage two, by its label.
 
     >>> trains("marc-solver=sgd"), trains("cbs+marc"), trains("softmax")
     ('2K', '2K', 'network')
@@ -65,7 +66,7 @@ def trains(label: str) -> str:
 
 
 def parameters(tables: Mapping[str, Sequence[Row]]) -> list[str]:
-    """What a method trains, as a formula and in numbers, beside its accuracy."""
+    """How many numbers each method trains, as a formula and as a number, and its accuracy."""
     columns = ["Method", "trains"]
     for recipe in tables:
         columns += [f"{recipe}: numbers", SCORES["top1"].heading, "in the paper"]

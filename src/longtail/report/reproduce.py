@@ -1,4 +1,4 @@
-"""Make a table or figure of the paper from nothing: train what is not trained yet, calibrate, write it down.
+"""Make a table or figure of the paper: train what is not trained yet, calibrate, write the result.
 
 OUT/RECIPE/   a comparison as `longtail compare RECIPE --out OUT/RECIPE` leaves it; items share its runs
 OUT/NAME/     README.md with the table or figure, results.json with its numbers, figures
@@ -26,7 +26,7 @@ from longtail.report.figures import write_figures
 from longtail.report.summary import Summary, fitted, summarise
 from longtail.report.work import Work, require_data, take_released
 from longtail.runs.folder import build_posthoc_for
-from longtail.tasks.tables import Row
+from longtail.tasks.table_rows import Row
 
 Made = tuple[list[str], Any]  # lines of Markdown, and the numbers behind them
 MEANS = ("logits", "margins")
@@ -58,7 +58,7 @@ def reproduce(work: Work) -> Path:
 
 
 def _departures(recipe: str, config: TrainConfig) -> str:
-    """What was trained, and every setting that is not the recipe's."""
+    """The training runs, and every setting that differs from the recipe."""
     changed = differences(RECIPES[recipe], config)
     return describe(config) + (f" (departs from the recipe: {'; '.join(changed)})" if changed else "")
 
@@ -172,7 +172,7 @@ def _drawing(work: Work) -> Made:
 
 
 def _numbers(state: State) -> dict[str, Any]:
-    """What the figures draw, class by class."""
+    """The numbers in the figures, class by class."""
     means = {name: [_plain(value) for value in getattr(state.means, name)] for name in MEANS}
     confusion = state.metrics.matrix().tolist()
     return {**means, "accuracy": state.metrics.per_class, "confusion": confusion, "correlation": state.correlation}

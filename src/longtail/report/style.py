@@ -1,4 +1,4 @@
-"""How figures look: colours, type, and class names that fit and are read as they are written."""
+"""The style of figures: colours, fonts, and class names that fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.font_manager import get_font_names
 
 BEFORE, AFTER, OTHER, THIRD, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#3d7a4f", "#d9dde3"
 GAIN = "#3a7d44"
-# Asked in turn for the letters that the first does not have.
+# Fallback fonts for letters that the first font does not have.
 ASIAN = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -28,7 +28,7 @@ ASIAN = (
     "Droid Sans Fallback",
 )
 STYLE: dict[Any, Any] = {
-    # Only installed ones: matplotlib complains about every other.
+    # Only installed fonts: matplotlib warns about each of the others.
     "font.family": ["sans-serif", *sorted({*ASIAN} & {*get_font_names()}, key=ASIAN.index)],
     "font.size": 9,
     "axes.spines.top": False,
@@ -43,15 +43,15 @@ LONGEST = 18
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Our style while figures are made and written."""
+    """Applies the style while figures are drawn and written."""
     with mpl.rc_context(STYLE), warnings.catch_warnings():
-        # Where no installed font has a letter there is a box to see; a line for each says no more.
+        # A letter that no installed font has is drawn as a box; a warning for each letter adds nothing.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics.
+    """Text in which matplotlib does not read `$` as mathematics.
 
     >>> plain("$x$")
     '\\\\$x\\\\$'
@@ -60,7 +60,7 @@ def plain(text: str) -> str:
 
 
 def short(name: str) -> str:
-    """A class name for a figure: whole if it fits, else its beginning and its end, by which many names differ.
+    """A class name for a figure: the whole name if it fits, otherwise its beginning and its end.
 
     >>> short("goldfish"), short("great spotted woodpecker 12")
     ('goldfish', 'great spo…ecker 12')
@@ -69,5 +69,5 @@ def short(name: str) -> str:
 
 
 def slant(names: list[str], degrees: float) -> dict[str, Any]:
-    """Options of tick labels: slanted, unless the names are short enough to stand side by side."""
+    """Options of tick labels: rotated, unless the names are short enough to fit side by side."""
     return {} if max(map(len, names)) < 3 else {"rotation": degrees, "ha": "right", "rotation_mode": "anchor"}

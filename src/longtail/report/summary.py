@@ -1,7 +1,7 @@
-"""The numbers behind a report: what a model does before and after calibration, per class, head to tail.
+"""The numbers of a report: a model before and after calibration, per class, from head to tail.
 
-Pure functions of stored outputs; figures and page draw what they return. Everything is about
-held-out images: on images a network was trained on, the trends are weak.
+Pure functions of stored outputs; figures and page draw their results. All numbers are measured on
+held-out images, because the trends are weak on images that the network was trained on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TargetPoint:
 
 @dataclass(frozen=True)
 class Confusion:
-    """True class, what it is taken for, and how often before and after; the accuracy of the true class too."""
+    """A true class, the class predicted instead, how often before and after, and the accuracy of the true class."""
 
     truth: int
     taken_for: int
@@ -57,13 +57,13 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The calibration a report is about: its calibrated logits (N, K) of the held-out samples.
+    """The calibration of a report: the calibrated logits (N, K) of the held-out samples.
 
     Args:
-        title: name of the method, with what was chosen.
+        title: name of the method, with the settings that were chosen.
         method: its name for commands.
         logits: (N, K).
-        parameters: numbers it trained.
+        parameters: how many numbers it trained.
     """
 
     title: str
@@ -90,14 +90,14 @@ class Summary:
     changes: ClassIntervals
     """Accuracy after minus before."""
     confusions: list[Confusion]
-    """Most frequent before."""
+    """The most frequent confusions before calibration."""
     new_confusions: list[Confusion]
     """Grown most."""
     labels: np.ndarray = field(repr=False)
 
 
 def operating_points(train: Outputs, held_out: Outputs, validation: Outputs | None) -> list[Point]:
-    """MARC at every gamma of the grid, each solved from the last one's answer."""
+    """MARC at every gamma of the grid; each solve starts from the solutions of other gammas."""
     points = []
     for gamma, method in MARC().fit_path(train).items():
         metrics = [
@@ -117,7 +117,7 @@ def target_points(train: Outputs, held_out: Outputs, validation: Outputs) -> lis
     try:
         fit_outputs(halo, train, validation)
     except UserError:
-        return []  # too few validation classes; the rest of the report does not need them
+        return []  # the validation images have too few classes; the rest of the report does not need them
     points = []
     for power in TARGETS:
         own = halo.with_target_prior(power)
@@ -134,19 +134,19 @@ def _apply(method: PostHoc, outputs: Outputs) -> np.ndarray:
 
 
 def class_changes(before: State, after: State, labels: np.ndarray) -> ClassIntervals:
-    """Which classes win and which lose."""
+    """The classes whose accuracy rises or falls most."""
     hits = [state.predictions == labels for state in (after, before)]
     return class_differences(hits[0], hits[1], labels, len(before.metrics.per_class))
 
 
 def worst_confusions(before: Metrics, after: Metrics, count: int = 8) -> list[Confusion]:
-    """The pairs of classes that are mixed up most often before, as shares of the true class."""
+    """The pairs of classes that are confused most often before calibration, as shares of the true class."""
     shares = [_shares(metrics.matrix()) for metrics in (before, after)]
     return _largest(shares[0], shares, count)
 
 
 def new_confusions(before: Metrics, after: Metrics, count: int = 8) -> list[Confusion]:
-    """The pairs of classes that are mixed up more often after than before: what the calibration costs."""
+    """The pairs of classes that are confused more often after calibration than before."""
     shares = [_shares(metrics.matrix()) for metrics in (before, after)]
     return _largest(shares[1] - shares[0], shares, count)
 
@@ -169,7 +169,7 @@ def _shares(confusion: np.ndarray) -> np.ndarray:
 
 
 def grouped_confusion(metrics: Metrics, order: np.ndarray, most: int = 50) -> tuple[np.ndarray, list[slice]]:
-    """Shares (G, G) of the confusion matrix, classes head to tail, neighbours put together if they are many."""
+    """Shares (G, G) of the confusion matrix, classes from head to tail; with many classes, neighbours are merged."""
     shares = _shares(metrics.matrix())[np.ix_(order, order)]
     edges = np.linspace(0, len(order), min(most, len(order)) + 1).round().astype(int)
     groups = [slice(a, b) for a, b in pairwise(edges)]
@@ -180,7 +180,7 @@ def grouped_confusion(metrics: Metrics, order: np.ndarray, most: int = 50) -> tu
 def fitted(
     method: PostHoc, title: str, name: str, train: Outputs, held_out: Outputs, validation: Outputs | None
 ) -> Calibrated:
-    """A method fitted now, as a report shows it."""
+    """A fitted method as a `Shown` of the report."""
     fit_outputs(method, train, validation)
     return Calibrated(title, name, _apply(method, held_out), method.n_parameters_)
 

@@ -15,7 +15,8 @@ from longtail.posthoc.candidates import Trial
 from longtail.report.distribution import imbalance_text
 from longtail.runs.prediction import Predicted
 from longtail.tasks.class_distribution import ClassDistribution
-from longtail.tasks.tables import Row, ranks, show_difference, show_interval
+from longtail.tasks.table_rows import Row
+from longtail.tasks.tables import ranks, show_difference, show_interval
 
 SHOWN_CLASSES = 20
 SHOWN_IMAGES = 50
@@ -27,7 +28,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 def metrics_table(
     metrics: Metrics, class_names: list[str], class_counts: np.ndarray, *, every_class: bool = False
 ) -> Group:
-    """Overall scores, then the classes from head to tail (the ends only, if they are many, unless asked)."""
+    """The scores, then the classes from head to tail (of many, only the first and last, unless `every_class`)."""
     overall = comparison_table(f"{metrics.samples} images", {"": metrics})
     return Group(overall, _class_table(metrics, class_names, class_counts, every_class))
 
@@ -53,7 +54,7 @@ def gain_text(gain: Interval) -> str:
 
 
 def fallen_text(fallen: list[Fallen], most: int = 10) -> str:
-    """Classes that fell, by name; the deepest falls only, if they are many.
+    """The names of classes whose accuracy fell; of many classes, only the largest falls.
 
     >>> fallen_text([Fallen("Unknown", 0.63, 0.0), Fallen("cat", 0.8, 0.7)], most=1)
     'Unknown 63 → 0, and 1 more'
@@ -63,7 +64,7 @@ def fallen_text(fallen: list[Fallen], most: int = 10) -> str:
 
 
 def trial_table(trial: Trial) -> Table:
-    """What a method was chosen from."""
+    """The candidates that a method was chosen from."""
     table = Table("method", title="chosen by the log-likelihood of held-out samples at the target prior")
     for heading in ("log-likelihood", "minus the model as it is", "standard error"):
         table.add_column(heading, justify="right")
@@ -94,7 +95,7 @@ def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndar
 
 
 def prediction_table(found: Predicted, top: int) -> Table:
-    """The most probable classes of each image, of the first images if they are many."""
+    """The most probable classes of each image; of many images, only the first."""
     left = len(found) - SHOWN_IMAGES
     caption = f"and {left:,} more: --out FILE.csv writes all" if left > 0 else None
     table = Table(title=f"{len(found):,} images", caption=caption)
@@ -109,7 +110,7 @@ def prediction_table(found: Predicted, top: int) -> Table:
 
 
 def terminal_table(rows: list[Row], caption: str) -> Table:
-    """What fits on a terminal: the main scores and the difference from Softmax."""
+    """A table that fits on a terminal: the main scores and the difference from Softmax."""
     table = Table(title=caption)
     table.add_column("method", overflow="fold")
     shown = {name: SCORES[name] for name in MAIN_SCORES}
@@ -130,7 +131,7 @@ def terminal_table(rows: list[Row], caption: str) -> Table:
 
 
 def bar(value: float, largest: float, width: int = BAR_WIDTH) -> str:
-    """A bar of block characters; anything above 0 can be seen.
+    """A bar of block characters; every value above 0 is visible.
 
     >>> bar(5, 10, 4), bar(1, 1000, 4), bar(0, 10, 4)
     ('██', '▏', '')
@@ -141,7 +142,7 @@ def bar(value: float, largest: float, width: int = BAR_WIDTH) -> str:
 
 
 def distribution_table(found: ClassDistribution) -> RenderableType:
-    """Everything: the classes (the ends only, if they are many), a chart, the groups, the measures."""
+    """The classes (of many, only the first and last), a chart, the groups and the measures."""
     many_classes = len(found.class_counts) > SHOWN_CLASSES
     parts = [_sizes_table(found, ends=many_classes)]
     if many_classes:

@@ -1,4 +1,4 @@
-"""What an item of the paper is made from: recipes, seeds, methods, and the comparisons behind it."""
+"""The inputs of an item of the paper: recipes, seeds, methods, and its comparisons."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from longtail.runs.released import PREFIX, copy_released, released_names
 from longtail.tasks.cells import Cell, Result
 from longtail.tasks.compare import compare
 from longtail.tasks.entries import BASE, Entry
-from longtail.tasks.tables import Row, summarise, write_tables
+from longtail.tasks.table_rows import Row, summarise
+from longtail.tasks.tables import write_tables
 
 
 @dataclass(frozen=True)
 class Work:
-    """An item with everything it is made from.
+    """An item with all of its inputs.
 
     Args:
-        name: of the item.
+        name: name of the item.
         item: its entry in the table of items.
         configs: recipe → its training run.
         out: folder of runs and results.
         seeds: recipe → its seeds; drawings show the first.
         methods: what to compare instead of the item's.
-        jobs: cells at a time.
+        jobs: number of cells to work on in parallel.
         display: where progress is shown.
         released: whether the networks are released ones, and nothing is trained.
     """
@@ -51,7 +52,7 @@ class Work:
         return self.out / self.name
 
     def methods_of(self, recipe: str) -> tuple[str, ...]:
-        """Methods to compare on a recipe: given, the item's, or the paper's on this data."""
+        """The methods to compare on a recipe: those given, those of the item, or those of the paper for this data."""
         every = dict.fromkeys(method for known in self.item.recipes for method in NUMBERS.get(known, {}))
         usual = self.item.methods or tuple(NUMBERS.get(recipe, every))
         if self.released:
@@ -64,7 +65,7 @@ class Work:
         return compare(config, methods, out, seeds=seeds, jobs=self.jobs, display=self.display)
 
     def rows(self, recipe: str) -> list[Row]:
-        """The comparison on a recipe; its own tables are left beside its cells."""
+        """The comparison on a recipe; its tables are written beside its cells."""
         results = self.compared(recipe, self.methods_of(recipe), self.seeds[recipe])
         rows = summarise(results, self.out / recipe / "cells")
         write_tables(rows, results, self.out / recipe, describe(self.configs[recipe]))
@@ -80,7 +81,7 @@ class Work:
 
 
 def released_networks(recipes: Iterable[str]) -> dict[str, dict[int, Run]]:
-    """Recipe → seed → the released Softmax network; recipes of which there is none are left out."""
+    """Recipe → seed → the released Softmax network; recipes without one are left out."""
     found: dict[str, dict[int, Run]] = {}
     for name in released_names():
         run = Run.open(f"{PREFIX}{name}")
@@ -88,7 +89,7 @@ def released_networks(recipes: Iterable[str]) -> dict[str, dict[int, Run]]:
             if run.config.method == BASE.name and _data_of(run.config) == _data_of(RECIPES[recipe]):
                 found.setdefault(recipe, {})[run.config.seed] = run
     if not found:
-        raise UserError(f"no released network is of {', '.join(recipes)}: `longtail released` lists those there are")
+        raise UserError(f"there is no released network for {', '.join(recipes)}: `longtail released` lists them")
     return {recipe: dict(sorted(found[recipe].items())) for recipe in recipes if recipe in found}
 
 
@@ -97,7 +98,7 @@ def _data_of(config: TrainConfig) -> tuple[object, ...]:
 
 
 def released_config(networks: dict[int, Run], given: TrainConfig, recipe: str) -> TrainConfig:
-    """How the released networks of a recipe were trained; their places are those given."""
+    """The configuration of the released networks of a recipe, with the given paths."""
     if changed := differences(RECIPES[recipe], given):
         raise UserError(f"--released takes the settings of the released networks; leave out {changed[0].split(':')[0]}")
     places = {name: getattr(given, name) for name in PLACES}
@@ -109,14 +110,14 @@ def released_config(networks: dict[int, Run], given: TrainConfig, recipe: str) -
 
 
 def take_released(work: Work) -> None:
-    """Copy released networks to where the comparisons look for their runs."""
+    """Copy released networks to the run folders of the comparisons."""
     for recipe, networks in released_networks(work.configs).items():
         for seed, run in networks.items():
             copy_released(run.folder, work.run_folder(recipe, seed))
 
 
 def require_data(work: Work) -> None:
-    """Complain of all data sets that are not there, before anything is trained."""
+    """Raises with the names of all missing data sets, before anything is trained."""
     missing: dict[str, str] = {}
     classes = set()
     for recipe, config in work.configs.items():

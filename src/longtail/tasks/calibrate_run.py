@@ -51,8 +51,8 @@ def calibrate_run(
         name: name of the method (default: its name in `longtail methods`, or that of its class).
         out: folder to write.
         views: augmented passes over the training images; 0 for clean images.
-        images_per_class: at most so many training images of every class are run and fitted on; "all", or "auto" for
-            what the method needs.
+        images_per_class: at most so many training images of every class are used; "all", or "auto" for as many as the
+            method needs.
         seed: random seed that selects these images.
         overwrite: replace an existing calibration.
     """

@@ -163,7 +163,7 @@ class ScoresFile:
 
 
 def read_scores(path: Path, model: str) -> ScoresFile | None:
-    """Scores before and after that are about this very model; None where there are none."""
+    """Scores before and after that belong to this model; None if there are none."""
     values = read_json(path) if path.is_file() else {}
     return as_record(ScoresFile, values, path) if values.get("model") == model else None
 

@@ -3,7 +3,7 @@
 OUT/runs/METHOD-seedN/                 stage-one runs
 OUT/cells/METHOD-seedN.json and .npz   scores, and the predictions on the test split
 
-Cells are small and say nothing of the machine: kept in a repository without the runs, they are added to later.
+Cells are small and do not depend on the machine: keep them in a repository without the runs, and add others later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from longtail.training.plan import Plan
 
 
 class Result(TypedDict):
-    """What the file of a cell holds."""
+    """The content of the file of a cell."""
 
     format: int
     method: str
@@ -101,7 +101,7 @@ class Cell:
             values = read_json(self.file)
             if format_of(values, self.file) == 0:
                 return None
-            # Earlier ones were on softmax, and did not say where they come from.
+            # Earlier versions calibrated softmax only, and did not store the stage-one method.
             values = {"stage_one": self.entry.stage_one.label, "origin": {}, **values}
             stored: Result = as_typed(Result, values, self.file)
             scores_in(stored["metrics"], self.file)
@@ -181,7 +181,7 @@ def run_cell(cell: Cell) -> Result:
         "identity": cell.identity(),
     }
     _write_predictions(cell.file.with_suffix(".npz"), logits, outputs)
-    # The confusion matrix is that of the predictions beside it, and most of the file if it were written twice.
+    # The confusion matrix is computed from the predictions beside it; storing it would make the file much larger.
     kept = {name: value for name, value in metrics.items() if not name.startswith("confusion")}
     write_json(cell.file, {**result, "metrics": kept})
     return result

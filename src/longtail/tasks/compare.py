@@ -64,7 +64,7 @@ def compare(
     cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
     waiting = [cell for cell in cells if cell.read() is None]
     display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them already done")
-    # Stage two waits for the stage-one models it calibrates, also for those that nobody asked to be compared.
+    # Stage two needs the stage-one models it calibrates, even if they are not in the comparison.
     trained = {cell.run_folder: cell.stage_one for cell in waiting}
     first = [cell for cell in trained.values() if cell in waiting or not cell.is_trained]
     second = [cell for cell in waiting if cell.entry.stage == 2]
@@ -129,7 +129,7 @@ def watched(cells: Sequence[Cell], task: Task) -> Iterator[None]:
 
     def look() -> None:
         while not ended.wait(LOOK_SECONDS):
-            with suppress(UserError):  # training itself reports what is wrong with a journal
+            with suppress(UserError):  # a damaged journal is reported by training itself
                 task.advance(sum(cell.images_seen() for cell in cells) - task.done)
 
     thread = threading.Thread(target=look, daemon=True)

@@ -1,4 +1,4 @@
-"""What a comparison compares, as people write it: `softmax`, `marc`, `marc:solver=sgd`, `balanced-softmax+marc`.
+"""The entries of a comparison, written as `softmax`, `marc`, `marc:solver=sgd` or `balanced-softmax+marc`.
 
 A stage-one method trains a network. A post-hoc method calibrates one: that of softmax, or of the stage-one
 method before the plus sign.
@@ -25,7 +25,7 @@ class Entry:
     """A method of the comparison with its options.
 
     Args:
-        name: in `longtail methods`, or of the class of somebody's own method.
+        name: in `longtail methods`, or the name of the class of a user's own method.
         options: as text.
         own: a post-hoc method that is not in the table.
         base: the stage-one method whose network a post-hoc method calibrates; None for softmax.
@@ -38,7 +38,7 @@ class Entry:
 
     @classmethod
     def of(cls, method: str | PostHoc) -> Entry:
-        """Read an entry; names, options and values that cannot be are refused now, not after hours of training."""
+        """Read an entry; invalid names, options and values are refused now, not after hours of training."""
         if not isinstance(method, str):
             method.check_settings()
             return cls._of_object(method)
@@ -67,7 +67,7 @@ class Entry:
         if entry.stage == 2:
             entry.build().check_settings()
         else:
-            with torch.random.fork_rng(devices=()):  # on a toy, for its checks
+            with torch.random.fork_rng(devices=()):  # fitted on a few samples, so that it checks its settings
                 TRAIN_METHODS[name].build(build_backbone("digits", 1), torch.tensor([90, 9, 3]), dict(pairs))
         return entry
 
@@ -79,7 +79,7 @@ class Entry:
         return cls(name, changed, method)
 
     def build(self, run: Run | None = None) -> PostHoc:
-        """The post-hoc method, not fitted; with a run, as stage two is on its data."""
+        """The post-hoc method, not fitted; with a run, it has the stage-two settings for the data of the run."""
         if self.own is not None:
             return unfitted(self.own)
         if run is None:
@@ -88,7 +88,7 @@ class Entry:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether a setting is chosen, or the whole method fitted, on held-out images."""
+        """Whether held-out images are needed, to choose a setting or to fit the method."""
         return self.stage == 2 and self.build().needs_validation
 
     @property
@@ -97,7 +97,7 @@ class Entry:
 
     @property
     def stage_one(self) -> Entry:
-        """What trains the network."""
+        """The method that trains the network."""
         return self if self.stage == 1 else self.base or BASE
 
     @property

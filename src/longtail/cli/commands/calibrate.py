@@ -129,7 +129,7 @@ def _then(options: Calibrate, method: PostHoc) -> PostHoc:
 
 
 def _origin(options: Calibrate, run: Run) -> Run:
-    """The run to calibrate: of a calibrated one, the run it came from."""
+    """The run to calibrate; for a calibrated run, the run that was calibrated."""
     from longtail.runs.folder import Run
 
     if run.calibration is None:
@@ -150,7 +150,7 @@ def _calibrate_file(options: Calibrate) -> int:
     if not options.source.exists():
         raise UserError(f"{options.source} does not exist; name a run folder or a file of saved logits")
     if options.out is None:
-        raise UserError("say where the result goes: --out FOLDER")
+        raise UserError("name the folder of the result: --out FOLDER")
     method = _then(options, build_posthoc(options.method, options.options))
     with join("cpu") as world:
         train = read_outputs(options.source, options.labels)

@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> int:
     refuse_single(options.settings, start.config)
     from longtail.report.terminal import terminal_table
     from longtail.tasks.compare import compare
-    from longtail.tasks.tables import summarise, write_tables
+    from longtail.tasks.table_rows import summarise
+    from longtail.tasks.tables import write_tables
 
     display = options.display()
     if start.found:

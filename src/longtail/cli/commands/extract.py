@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _chosen(options: Extract, run: Run) -> Few | None:
-    """Which training images; scikit-learn, which methods need, is not waited for where all are taken."""
+    """Which training images to run; scikit-learn is imported only if they are not all."""
     if options.images_per_class == "all":
         return None
     from longtail.posthoc.fitting import chosen_images

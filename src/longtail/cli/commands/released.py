@@ -8,8 +8,8 @@ from longtail.cli.parsing import Output, parse
 
 HELP = """List the trained networks that come with the repository.
 
-Wherever a command takes a run, released:NAME stands for one of them: it is copied to runs/NAME below the current
-folder first, and what the command makes of it goes there. In Python: longtail.load("released:NAME").
+Every command that takes a run also takes released:NAME: the network is first copied to runs/NAME in the current
+folder, and results are written there. In Python: longtail.load("released:NAME").
 They are in the folder released of a clone, or in the folder that LONGTAIL_RELEASED names.
 
 Examples:
@@ -20,7 +20,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Released(Output):
-    """Nothing to choose."""
+    """This command has no options of its own."""
 
 
 def main(arguments: list[str]) -> int:

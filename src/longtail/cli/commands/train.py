@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _together(arguments: list[str]) -> AbstractContextManager[object]:
-    """Several processes meet before any of them looks at images: where one sees none, all stop at once."""
+    """Several processes join before they open images: if one of them finds none, all stop at once."""
     if number_of("WORLD_SIZE", 1) == 1:
         return nullcontext()  # torch is not needed yet
     from longtail.distributed.world import join
@@ -98,9 +98,8 @@ def run(options: Train, start: Start) -> int:
             display=display,
         )
     except Interrupted as stop:
-        display.line(
-            f"stopped after step {stop.step}; go on with: longtail train --out {shlex.quote(str(options.out))} --resume"
-        )
+        command = f"longtail train --out {shlex.quote(str(options.out))} --resume"
+        display.line(f"stopped after step {stop.step}; continue with: {command}")
         return EXIT_SIGNAL + stop.signal
     options.print_json({"run": str(options.out), "validation": metrics.to_dict() if metrics else None})
     display.line(f"done: {options.out} (score it with: longtail evaluate {shlex.quote(str(options.out))})")
