@@ -29,6 +29,10 @@ class DataConfig:
     """File of the validation images; without it a part of the training images is held out."""
     test_list: str | None = None
     """File of the test images."""
+    path_column: str | None = None
+    """Column of the paths (or images) in a CSV or Parquet file, if it is not called path, image, file, …"""
+    label_column: str | None = None
+    """Column of the labels in a CSV or Parquet file, if it is not called label, class, target, …"""
     profile: Literal["none", "exp", "step"] = "none"
     """Shape of the long tail that is cut from the data set; 'none' keeps all images."""
     imbalance: float = 100.0

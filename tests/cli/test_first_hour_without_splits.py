@@ -51,7 +51,7 @@ def test_without_test_images_the_command_that_training_names_works(capsys, train
 
 def test_classes_without_a_held_out_image_are_counted(trained):
     found = longtail.open_splits(longtail.Run.open(trained).config).found()
-    assert "validation (held out of the training images; none of 1 class)" in found
+    assert "validation (held out of the training images; no image of 1 class)" in found
 
 
 def test_a_batch_larger_than_the_data_is_no_second_epoch(capsys, photos, tmp_path):

@@ -35,6 +35,8 @@ def written(folder, text, name="train.csv"):
         ('\ufeffid,Label,Image\n7,wren,"a, b.png"\n8,robin,c.png\n', ("robin", "wren"), [1, 0]),
         ('picture,species\n"a, b.png",wren\nc.png, robin\n', ("robin", "wren"), [1, 0]),
         ('"a, b.png",wren\nc.png,robin\n', ("robin", "wren"), [1, 0]),
+        ('path,species\n"a, b.png",wren\nc.png,robin\n', ("robin", "wren"), [1, 0]),
+        ('species,photo\nwren,"a, b.png"\nrobin,c.png\n', ("robin", "wren"), [1, 0]),
         ('"a, b.png",10\nc.png,x\n', ("10", "x"), [0, 1]),
     ],
 )
@@ -60,7 +62,10 @@ def test_tabs(photos):
         ("c.png,0\nd.png\n", "line 2: expected a path and a label, found 'd.png'"),
         ("c.png,0\n\nd.png,\n", "line 3: expected a path and a label"),
         ("c.png,0\nd.png,-1\n", r"line 2: label -1 is outside 0\.\."),
-        ("path,kind\nc.png,0\n", "has no column for the label; call it label or class"),
+        ("path,kind,id\nc.png,0,1\n", r"no column 'label'; say which it is with --label-column NAME \(columns: path"),
+        ("id,Photo,Species\n1,c.png,x\n", r"which of its 3 columns hold paths .* first row: id, Photo, Species;"),
+        ("Photo,width,Species\nc.png,32,x\n", "which of its 3 columns hold paths and labels"),
+        ("c.png,32,x\nd.png,33,y\n", "which of its 3 columns hold paths and labels"),
     ],
 )
 def test_mistakes_are_named_with_their_line(photos, text, message):

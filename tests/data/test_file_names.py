@@ -96,7 +96,7 @@ def test_tables_by_path_by_folder_and_by_a_column(tmp_path):
     for path in (tmp_path, tmp_path / "Train.csv"):
         splits = open_splits(str(path))
         assert sizes(splits) == {"train": 2, "validation": 1}
-        found = "1 validation (valid.csv; none of 1 class); not used: test.csv (it has no labels)"
+        found = "1 validation (valid.csv; no image of 1 class); not used: test.csv (it has no labels)"
         assert splits.found().endswith(found)
     (tmp_path / "all.csv").write_text(
         "split,path,label\ntrain,a.png,ant\nVAL,b.png,bee\ntest,c.png,bee\ntrain,d.png,bee\n"
@@ -129,5 +129,5 @@ def test_distribution_says_what_was_found(tmp_path, capsys):
     (tmp_path / "Train" / "cat").mkdir()
     assert main(["distribution", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    found = f"{tmp_path.name}: 3 classes; images: 6 train (Train/; none of 1 class), 2 test (Test/; none of 1 class)"
-    assert found in " ".join(out.split())
+    found = f"{tmp_path.name}: 3 classes; images: 6 train (Train/; no image of 1 class), 2 test (Test/; no"
+    assert f"{found} image of 1 class)" in " ".join(out.split())

@@ -120,7 +120,7 @@ def test_a_changed_file_is_copied_again(birds):
     path = birds / "test-00000-of-00001.parquet"
     before, _ = pixels_of(read_parquet([path]))
     write(path, [{"bytes": encoded(51), "path": "longer-name.png"}], [2])
-    from longtail.data import parquet_files as parquetfiles
+    from longtail.data import parquet_images as parquetfiles
 
     parquetfiles._copied.cache_clear()
     after, _ = pixels_of(read_parquet([path]))
@@ -130,8 +130,10 @@ def test_a_changed_file_is_copied_again(birds):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"image": [b""], "kind": [0]}, "has no column 'label'; its columns: image, kind"),
-        ({"data": [b""], "label": [0]}, r"has no column 'image' \(a list of paths is read from a CSV file\)"),
+        ({"image": [b""], "kind": [0], "id": [1]}, r"no column 'label'; say .*--label-column NAME \(columns: image, k"),
+        ({"data": [b""], "label": [0], "id": [1]}, "no column 'image'; say which it is with --path-column NAME"),
+        ({"path": ["a.png", None], "label": [0, 1]}, "row 1: expected a path, found 'None'"),
+        ({"path": ["a.png"], "label": [0], "split": ["later"]}, "row 0: the split 'later' is none of train"),
         ({"image": [b""], "label": [0.5]}, "neither whole numbers nor names"),
         ({"image": [b"", b""], "label": [0, None]}, "neither whole numbers nor names, or some are missing"),
         ({"image": [b""], "label": [-1]}, r"row 0: label -1 is outside 0\.\."),

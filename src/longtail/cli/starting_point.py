@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONFIG = Word("--config", takes_value=True, is_path=True)
 # Settings that decide where images are, or which settings suit them; only the parser reads the others.
-PLACES = ("data", "root", "train_list", "validation_list", "test_list", "weights")
+PLACES = ("data", "root", "train_list", "validation_list", "test_list", "path_column", "label_column", "weights")
 NUMBERS = {"image_size": int, "validation": float, "seed": int}
 WHAT = "a recipe, an image folder, or a list, CSV or Parquet file"
 

@@ -1,60 +1,80 @@
 """Image sets given by a CSV file: a path and a label per row, with or without a header.
 
 Labels are numbers 0..K-1 or names; names are numbered in alphabetical order. With a header the
-columns may be in any order (`path` or `image`, `label` or `class`, …) and other columns are ignored;
-without one they are the first two. A column `split` (train, validation, test) divides the rows;
+columns may be in any order (`path` or `image`, `label` or `class`, …, or the names given) and other columns
+are ignored; without one there are two columns. A column `split` (train, validation, test) divides the rows;
 without it held-out images are in files of their own (`train.csv`, `val.csv`, `test.csv`).
 """
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from longtail.config import DataConfig
 from longtail.core.reading import read_text, reading
-from longtail.data.file_names import DELIMITERS, SPLITS, beside, is_image, is_table, one_each, split_of
+from longtail.data.file_names import DELIMITERS, beside, is_image, is_table, one_each, split_of
 from longtail.data.images import FileImages
 from longtail.data.labels import from_words
 from longtail.data.splits import ReadSplits
+from longtail.data.table_columns import (
+    LABEL_NAMES,
+    PATH_NAMES,
+    SPLIT_NAME,
+    Columns,
+    Told,
+    by_column,
+    named_columns,
+    split_words,
+)
 from longtail.errors import UserError
-
-PATH_NAMES = ("path", "image", "file", "filename", "file_name", "image_path", "filepath", "img")
-LABEL_NAMES = ("label", "class", "target", "category", "labels", "class_name", "y")
 
 Row = tuple[int, list[str]]
 
 
 def read_csv(
-    path: Path, root: Path, *, class_names: tuple[str, ...] | None = None, skip_broken: bool = False
+    path: Path,
+    root: Path,
+    *,
+    class_names: tuple[str, ...] | None = None,
+    told: Told | None = None,
+    skip_broken: bool = False,
 ) -> FileImages:
     """Images named by a .csv or .tsv file; the classes are those found unless given."""
-    return _read(path, root, class_names, skip_broken)[0]
+    return _read(path, root, class_names, told or Told(), skip_broken)[0]
 
 
 def _read(
-    path: Path, root: Path, class_names: tuple[str, ...] | None, skip_broken: bool
-) -> tuple[FileImages, np.ndarray | None]:
-    """The images of a file, and the split of each row where a column names it, (N,)."""
+    path: Path, root: Path, class_names: tuple[str, ...] | None, told: Told, skip_broken: bool
+) -> tuple[FileImages, Columns, np.ndarray | None]:
+    """The images of a file, its columns, and the split of each row where a column names it, (N,)."""
     if not path.is_file():
         raise UserError(f"CSV file {path} does not exist")
     if not root.is_dir():
         raise UserError(f"root folder {root} does not exist")
     rows = _rows(path)
-    image_column, label_column, has_header = _columns(rows, path)
-    header, body = (rows[0][1], rows[1:]) if has_header else ([], rows)
+    columns = _columns(rows, told, path)
+    header, body = (rows[0][1], rows[1:]) if columns.names else ([], rows)
     if not body:
         raise UserError(f"CSV file {path} has no rows below its header")
     for number, row in body:
-        if len(row) <= max(image_column, label_column) or not row[image_column] or not row[label_column]:
+        if len(row) <= max(columns.path, columns.label) or not row[columns.path] or not row[columns.label]:
             raise UserError(f"{path}, line {number}: expected a path and a label, found {','.join(row)[:80]!r}")
-    words = [row[label_column] for _, row in body]
-    labels, names = from_words(words, class_names, lambda place: f"{path}, line {body[place][0]}")
-    paths = np.array([row[image_column] for _, row in body])
+
+    def where(place: int) -> str:
+        return f"{path}, line {body[place][0]}"
+
+    labels, names = from_words([row[columns.label] for _, row in body], class_names, where)
+    paths = np.array([row[columns.path] for _, row in body])
     images = FileImages(labels=labels, class_names=names, root=root, paths=paths, skip_broken=skip_broken)
-    return images, _split_column(header, body, path)
+    places = [place for place, name in enumerate(header) if name.lower() == SPLIT_NAME]
+    if not places:
+        return images, columns, None
+    words = [row[places[0]] if len(row) > places[0] else "" for _, row in body]
+    return images, columns, split_words(words, where)
 
 
 def paths_of_table(path: Path) -> list[str]:
@@ -62,8 +82,8 @@ def paths_of_table(path: Path) -> list[str]:
     rows = _rows(path)
     first = [cell.lower() for cell in rows[0][1]]
     named = [first.index(name) for name in PATH_NAMES if name in first]
-    column = named[0] if named else 0
-    is_header = bool(named) or not is_image(Path(rows[0][1][0]))
+    column = named[0] if named else _path_column(rows)
+    is_header = bool(named) or not is_image(Path(rows[0][1][column]))
     for number, row in rows[1:]:
         if len(row) <= column or not row[column]:
             raise UserError(f"{path}, line {number}: expected a path, found {','.join(row)[:80]!r}")
@@ -73,36 +93,24 @@ def paths_of_table(path: Path) -> list[str]:
     return [row[column] for _, row in body]
 
 
-def _split_column(header: list[str], body: list[Row], path: Path) -> np.ndarray | None:
-    """The split of each row, if the file has a column `split`."""
-    places = [place for place, name in enumerate(header) if name.lower() == "split"]
-    if not places:
-        return None
-    found = []
-    for number, row in body:
-        word = row[places[0]] if len(row) > places[0] else ""
-        if (split := split_of(word)) is None:
-            raise UserError(f"{path}, line {number}: the split {word!r} is none of train, validation, test")
-        found.append(split)
-    return np.array(found)
-
-
 def read_csv_splits(config: DataConfig, root: Path) -> ReadSplits:
     """The splits of one file with a column `split`, or of the files given or called train.csv, val.csv, test.csv."""
     path = Path(config.train_list).expanduser() if config.train_list else _training_file(root)
-    images, split = _read(path, root, None, config.skip_broken)
-    if split is not None:
-        return _by_column(images, split, path)
+    told = Told.of(config)
+    images, columns, split = _read(path, root, None, told, config.skip_broken)
     named = (("validation", config.validation_list), ("test", config.test_list))
     given = {name: Path(own).expanduser() for name, own in named if own}
     files = {**beside(path), **given}
-    unlabelled = [name for name, file in files.items() if name not in given and not _has_labels(file)]
+    unlabelled = [name for name, file in files.items() if name not in given and not _has_labels(file, columns)]
+    if split is not None and (split != "train").any():
+        labelled = [file for name, file in files.items() if name not in unlabelled]
+        return by_column(images, split, path.name, columns, labelled)
     held_out = {
-        name: read_csv(file, root, class_names=images.class_names, skip_broken=config.skip_broken)
+        name: read_csv(file, root, class_names=images.class_names, told=told, skip_broken=config.skip_broken)
         for name, file in files.items()
         if name not in unlabelled
     }
-    places = {"train": path.name, **{name: files[name].name for name in held_out}}
+    places = {"train": columns.place(path.name), **{name: files[name].name for name in held_out}}
     unused = tuple(f"{files[name].name} (it has no labels)" for name in unlabelled)
     return ReadSplits(images, held_out.get("validation"), held_out.get("test"), places, unused)
 
@@ -114,18 +122,13 @@ def _training_file(root: Path) -> Path:
     return named.get("train", root / "train.csv")
 
 
-def _by_column(images: FileImages, split: np.ndarray, path: Path) -> ReadSplits:
-    parts = {name: images.subset(np.flatnonzero(split == name)) for name in SPLITS if (split == name).any()}
-    if "train" not in parts:
-        raise UserError(f"{path} has no row whose split is train")
-    places = dict.fromkeys(parts, f"{path.name}, column split")
-    return ReadSplits(parts["train"], parts.get("validation"), parts.get("test"), places)
-
-
-def _has_labels(path: Path) -> bool:
-    """Whether the rows of a file have at least two cells, and not a header that names only images."""
-    first = [cell.lower() for cell in _rows(path)[0][1]]
-    return len(first) > 1 and (not set(first) & set(PATH_NAMES) or bool(set(first) & set(LABEL_NAMES)))
+def _has_labels(path: Path, training: Columns) -> bool:
+    """Whether a file beside the training file has labels: two cells in a row, and no header without their name."""
+    first = {cell.lower() for cell in _rows(path)[0][1]}
+    own = {name.lower() for name in training.names or ()}
+    if not first & {*PATH_NAMES, *own}:
+        return len(first) > 1
+    return bool(first & {*LABEL_NAMES, *(name.lower() for name in (training.names or ())[1:])})
 
 
 def _rows(path: Path) -> list[Row]:
@@ -141,15 +144,30 @@ def _rows(path: Path) -> list[Row]:
     return rows
 
 
-def _columns(rows: list[Row], path: Path) -> tuple[int, int, bool]:
-    """The columns of paths and labels, and whether the first row is a header."""
-    first = [cell.lower() for cell in rows[0][1]]
-    images = [first.index(name) for name in PATH_NAMES if name in first]
-    labels = [first.index(name) for name in LABEL_NAMES if name in first]
-    if images and labels:
-        return images[0], labels[0], True
-    if images:
-        raise UserError(f"{path} has no column for the label; call it {' or '.join(LABEL_NAMES[:2])}")
+def _columns(rows: list[Row], told: Told, path: Path) -> Columns:
+    """The columns of paths and labels, with their names if there is a header."""
+    first = rows[0][1]
+    usual = {cell.lower() for cell in first} & {*PATH_NAMES, *LABEL_NAMES}
+    if told or (usual and not any(is_image(Path(cell)) for cell in first)):
+        return _with_header(first, *named_columns(first, told, path))
+    if len(first) != 2:
+        raise UserError(
+            f"{path}: which of its {len(first)} columns hold paths and labels? Its first row: "
+            f"{', '.join(first)[:200]}; a header says it, and --path-column NAME and --label-column NAME "
+            "if its names are unusual"
+        )
+    column = _path_column(rows)
     # A header with other names: it is not the name of an image, and the next row has one.
-    is_header = len(rows) > 1 and not is_image(Path(rows[0][1][0])) and is_image(Path(rows[1][1][0]))
-    return 0, 1, is_header
+    if len(rows) > 1 and not is_image(Path(first[column])) and is_image(Path(rows[1][1][column])):
+        return _with_header(first, column, 1 - column)
+    return Columns(column, 1 - column)
+
+
+def _with_header(header: Sequence[str], path: int, label: int) -> Columns:
+    return Columns(path, label, (header[path], header[label]))
+
+
+def _path_column(rows: list[Row]) -> int:
+    """The first column that holds the name of an image in the first two rows; the first of all otherwise."""
+    found = [place for _, row in rows[:2] for place, cell in enumerate(row) if is_image(Path(cell))]
+    return found[0] if found else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from longtail.core.reading import read_text
 from longtail.data.csv_files import paths_of_table
 from longtail.data.file_names import IMAGE_SUFFIXES, is_image, is_table
 from longtail.data.images import FileImages
+from longtail.data.parquet_files import paths_of_parquet
 from longtail.errors import UserError
 
 
@@ -21,7 +22,8 @@ def find_images(
     """The images at some paths, in their order; every label is 0.
 
     Args:
-        places: images, folders (with all folders below), and lists: text files with a path per line, or CSV files.
+        places: images, folders (with all folders below), and lists: text files with a path per line, CSV or
+            Parquet files.
         class_names: names of the possible classes.
         root: folder that the paths of a list are relative to (default: the folder of the list).
         skip_broken: skip images that cannot be read instead of stopping.
@@ -46,10 +48,18 @@ def _at(place: Path, root: str | None) -> list[Path]:
         return inside
     if not place.is_file():
         raise UserError(f"{place} does not exist")
-    if is_table(place) or place.suffix.lower() in (".txt", ".lst", ".list"):
+    if read := _reader(place):
         folder = Path(root).expanduser() if root else place.parent
-        return [folder / name for name in (paths_of_table(place) if is_table(place) else _lines(place))]
+        return [folder / name for name in read(place)]
     return [place]  # with any suffix: reading it shows whether it is an image
+
+
+def _reader(place: Path) -> Callable[[Path], list[str]] | None:
+    """What reads the paths of a list of images; None for other files."""
+    if is_table(place):
+        return paths_of_table
+    lists = {".parquet": paths_of_parquet, **dict.fromkeys((".txt", ".lst", ".list"), _lines)}
+    return lists.get(place.suffix.lower())
 
 
 def _lines(path: Path) -> list[str]:

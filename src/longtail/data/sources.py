@@ -118,7 +118,8 @@ SOURCES: dict[str, Source] = {
     "folder": Source("train/CLASS/IMAGE, and val/, test/ if there are; or CLASS/IMAGE", _folder),
     "csv": Source("train.csv with a path and a label per row, and val.csv, test.csv if there are", _csv),
     "parquet": Source(
-        "train-*.parquet with columns image and label, and validation-*.parquet, test-*.parquet if there are", _parquet
+        "train-*.parquet with columns image (or path) and label, and validation-*.parquet, test-*.parquet if there are",
+        _parquet,
     ),
     "lists": Source("list files named with --train-list, --validation-list, --test-list", _lists),
 }

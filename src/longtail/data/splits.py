@@ -72,7 +72,7 @@ class Splits:
             cut = name == "validation" and self.validation_from_training
             where = "held out of the training images" if cut else self.places.get(name)
             absent = int((images.class_counts == 0).sum())
-            lack = f"none of {absent:,} {'class' if absent == 1 else 'classes'}" if absent else ""
+            lack = f"no image of {absent:,} {'class' if absent == 1 else 'classes'}" if absent else ""
             about = "; ".join(filter(None, (where, lack)))
             parts.append(f"{len(images):,} {name}" + (f" ({about})" if about else ""))
         left = f"; not used: {', '.join(self.unused)}" if self.unused else ""

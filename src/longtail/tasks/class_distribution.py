@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,22 @@ class ClassDistribution:
         }
 
 
-def distribution(data: str | Path, root: str | None = None) -> ClassDistribution:
+def distribution(
+    data: str | Path, root: str | None = None, *, path_column: str | None = None, label_column: str | None = None
+) -> ClassDistribution:
     """The class distribution of a recipe's data, an image folder or a file that lists images.
+
+    Args:
+        data: the name of a recipe, an image folder, or a list, CSV or Parquet file of images.
+        root: folder of the data set (recipes), or folder that the paths in a file are relative to.
+        path_column: column of the paths in a CSV or Parquet file, if its name is unusual.
+        label_column: column of the labels in a CSV or Parquet file, if its name is unusual.
 
     >>> distribution("digits-lt").class_counts.tolist()
     [103, 70, 48, 32, 23, 15, 10, 7, 4, 2]
     """
-    splits = open_splits(find_data(str(data), root), need_every_class=False)
+    config = replace(find_data(str(data), root), path_column=path_column, label_column=label_column)
+    splits = open_splits(config, need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
     name = str(data) if str(data) in RECIPES else splits.name
     counts, before = splits.train.class_counts.numpy(), splits.group_counts.numpy()

@@ -15,7 +15,7 @@ HELP = f"""Show the class distribution of a data set before any training.
 
 DATA is a recipe ({", ".join(RECIPES)}), an image folder (one folder per class, or train/,
 val/ and test/ with one folder per class each), a list file with a path and a label per line, a CSV
-file of paths and labels, or Parquet files with images and labels (one, or a folder of them).
+file of paths and labels, or Parquet files of images or paths and labels (one, or a folder of them).
 For a recipe, the long tail is made as in training. Validation images that training holds out count as
 training images, here and wherever classes are grouped into many, medium and few.
 
@@ -23,6 +23,7 @@ Examples:
   longtail distribution digits-lt
   longtail distribution cifar10-lt-100 --root data --plot classes.png
   longtail distribution photos --json
+  longtail distribution birds.csv --root photos --label-column species
 """
 
 
@@ -34,6 +35,10 @@ class Distribution(Output):
     """A recipe, a folder, or a list, CSV or Parquet file."""
     root: str | None = None
     """Folder of the data set (recipes), or folder that paths in a list are relative to (default: the list's own)."""
+    path_column: str | None = None
+    """Column of the paths (or images) in a CSV or Parquet file, if it is not called path, image, file, …"""
+    label_column: str | None = None
+    """Column of the labels in a CSV or Parquet file, if it is not called label, class, target, …"""
     plot: Path | None = None
     """Also draw the distribution into this PNG file."""
 
@@ -47,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
     if options.plot:
         require("--plot", DRAWING)
-    found = distribution(options.data, options.root)
+    found = distribution(options.data, options.root, path_column=options.path_column, label_column=options.label_column)
     display = options.display()
     display.table(distribution_table(found))
     if options.plot:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HELP = """Predict the classes of new images: names and probabilities of the most probable classes.
 
 The images are resized and normalised as in training. PATHS are images, folders (with all folders below),
-text files with a path per line, or CSV files with a column `path` (relative to the file, or to --root).
+text files with a path per line, CSV or Parquet files with a column `path` (relative to the file, or to --root).
 
 Prints a table; --out FILE.csv writes every image as a row, --json prints one document.
 

@@ -25,7 +25,7 @@ longtail train DATA --out FOLDER [OPTIONS]
 
 DATA is a recipe ({", ".join(RECIPES)}), or the path
 of your images: a folder with a folder per class (or train/, val/, test/ with a folder per class each),
-a list with a path and a label per line, a CSV file, or Parquet files.
+a list with a path and a label per line, or a CSV or Parquet file (columns path and label; see --label-column).
 
 A recipe sets every option below. For a path, the settings are chosen from the size and number of the images,
 and printed; `longtail train DATA --help` shows them. A TOML file given with --config FILE replaces
