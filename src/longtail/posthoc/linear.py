@@ -10,6 +10,7 @@ and summed in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,22 @@ class LinearHead:
 
     def times(self, factor: float) -> LinearHead:
         return LinearHead(factor * self.weight, factor * self.bias)
+
+
+class ManyHeads:
+    """Linear heads on the same features, applied by one product."""
+
+    def __init__(self, heads: Sequence[LinearHead]) -> None:
+        self.number = len(heads)
+        parts = (np.concatenate([getattr(head, name) for head in heads]) for name in ("weight", "bias"))
+        self._weight, self._bias = (torch.from_numpy(part) for part in parts)
+
+    def scores(self, features: Tensor, dtype: torch.dtype) -> Tensor:
+        """Scores (S, K, B) of features (B, D) in a type."""
+        if self._weight.dtype != dtype:
+            self._weight, self._bias = self._weight.to(dtype), self._bias.to(dtype)
+        together = torch.addmm(self._bias.unsqueeze(1), self._weight, features.to(dtype).T)
+        return together.view(self.number, -1, len(features))
 
 
 class LinearProblem(Problem):
