@@ -96,7 +96,7 @@ class TrainConfig(DataConfig):
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, …"""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the forward pass."""
+    """Precision of the forward pass; bf16 is slower than fp32 on processors without bfloat16 instructions."""
     compile: bool = False
     """Compile the network with torch.compile."""
     workers: int = WORKERS

@@ -72,3 +72,38 @@ def test_a_wrong_source_is_called_wrong(capsys, photos, tmp_path):
         assert code == 2
         assert message in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_class_without_images_says_what_to_do(capsys, photos, tmp_path):
+    (photos / "three").mkdir()
+    try:
+        code, said = run(capsys, "train", photos, f"--out={tmp_path / 'run'}")
+    finally:
+        (photos / "three").rmdir()
+    assert code == 2
+    assert "(three) of photos has no training image; add images, or remove the class" in said
+
+
+def test_skipped_images_are_counted_and_the_first_is_named(capsys, photos, tmp_path):
+    for place in range(2):
+        (photos / "zero" / f"0000{place}.png").write_bytes(b"")
+    try:
+        words = ("train", photos, f"--out={tmp_path / 'run'}", "--epochs=1", "--workers=0", "--validation=0")
+        code, said = run(capsys, *words, "--skip-broken")
+    finally:
+        for place in range(2):
+            (photos / "zero" / f"0000{place}.png").unlink()
+    assert code == 0
+    total = sum(COUNTS.values()) + 2
+    assert f"2 of {total} images cannot be read and are skipped; the first is {photos}/zero/00000.png" in said
+
+
+def test_a_list_whose_images_lie_elsewhere_asks_for_the_folder(capsys, photos, tmp_path):
+    lines = [f"{path.relative_to(photos)},{path.parent.name}" for path in sorted(photos.rglob("*.png"))]
+    (tmp_path / "list.csv").write_text("path,label\n" + "\n".join(lines))
+    words = ("train", tmp_path / "list.csv", f"--out={tmp_path / 'run'}", "--epochs=1", "--workers=0")
+    code, said = run(capsys, *words)
+    assert code == 2
+    assert "none of the images was found, for example" in said
+    assert "with --root FOLDER" in said
+    assert run(capsys, *words, f"--root={photos}")[0] == 0

@@ -116,6 +116,10 @@ def decoded_once(
         return images
     _require_readable(origin, file)
     rows = images.rows if origin is whole and images.rows is not None else np.arange(len(images))
+    broken = np.flatnonzero(_open(file)["heights"][rows] == 0)
+    if len(broken):
+        first = images.path(int(broken[0]))
+        display.line(f"{len(broken):,} of {len(images):,} images cannot be read and are skipped; the first is {first}")
     known = {"labels": images.labels, "class_names": images.class_names, "origin": images}
     return StoredImages(**known, file=file, rows=rows, finished=how is not None)  # type: ignore[arg-type]
 

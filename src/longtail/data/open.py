@@ -78,4 +78,4 @@ def _require_every_class(train: Images, name: str) -> None:
         more = f" (nor have {len(empty) - 1} others)" if len(empty) > 1 else ""
         known = train.class_names[empty[0]]
         label = f"{empty[0]}" if known == str(empty[0]) else f"{empty[0]} ({known})"
-        raise UserError(f"class {label} of {name} has no training image{more}")
+        raise UserError(f"class {label} of {name} has no training image{more}; add images, or remove the class")

@@ -20,6 +20,7 @@ from longtail.config import TrainConfig
 from longtail.core.progress import Display, Task
 from longtail.core.text import clock
 from longtail.data.open import open_splits
+from longtail.distributed.world import find_device
 from longtail.errors import UserError, whole_number
 from longtail.metrics.table import SCORES
 from longtail.posthoc.base import PostHoc
@@ -27,7 +28,7 @@ from longtail.tasks.cells import Cell, Result, run_cell
 from longtail.tasks.entries import Entry
 from longtail.training.defaults import recipe_for
 from longtail.training.plan import Plan
-from longtail.training.rehearsal import seconds_of
+from longtail.training.rehearsal import say_if_slow, seconds_of
 
 LOOK_SECONDS = 1.0
 
@@ -118,6 +119,9 @@ def expected_seconds(cells: Sequence[Cell], display: Display) -> float:
     """Training time of these stage-one cells from their start, one after the other; a step of each method is tried."""
     labels = [cell.entry.label for cell in cells]
     first = {label: cells[labels.index(label)] for label in labels}
+    if cells:  # they differ only in method and seed
+        config = cells[0].train_config
+        say_if_slow(config, find_device(config.device), display)
     each = {label: seconds_of(cell.train_config, display) for label, cell in first.items()}
     return sum(each[label] for label in labels)
 

@@ -19,10 +19,11 @@ import numpy as np
 
 from longtail.backbones.weights import backbone_of
 from longtail.config import DataConfig, TrainConfig, from_dict
-from longtail.data.images import DecodedImages, Images, MemoryImages
+from longtail.data.images import DecodedImages, FileImages, Images, MemoryImages
 from longtail.data.open import open_splits
 from longtail.data.sources import SOURCES, find_data
 from longtail.data.splits import Splits
+from longtail.errors import UserError
 from longtail.recipes import RECIPES
 
 VALIDATION = 0.1
@@ -110,6 +111,12 @@ def _looks(images: Images) -> tuple[int, bool]:
     headers = [images.header(int(place)) for place in places]
     known = [(width, height, mode) for width, height, mode in headers if width]
     if not known:
+        path = images.path(int(places[0]))
+        if isinstance(images, FileImages) and not path.exists():
+            raise UserError(
+                f"none of the images was found, for example {path}; "
+                "give the folder that the paths are relative to with --root FOLDER"
+            )
         images.open(int(places[0]))  # raises an error that says what is wrong
     side = int(np.median([min(width, height) for width, height, _ in known]))
     return side, all(mode in GREY_MODES for _, _, mode in known)

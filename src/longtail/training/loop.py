@@ -26,7 +26,7 @@ from longtail.recipes import with_authors_settings
 from longtail.runs.score import score
 from longtail.training.defaults import recipe_for
 from longtail.training.journal import Journal
-from longtail.training.rehearsal import own_random_numbers, prepare, rehearse
+from longtail.training.rehearsal import own_random_numbers, prepare, rehearse, say_if_slow
 from longtail.training.step import TrainingStep, compiled, take_step
 from longtail.training.stop import StopRequest
 from longtail.training.streams import Parts
@@ -79,6 +79,7 @@ class Trainer:
 
     def _rehearse(self) -> None:
         """Try one step on a copy, and print how long the remaining steps will take."""
+        say_if_slow(self.config, self.world.device, self.display)
         seconds = rehearse(self.streams, self.state, self.config, self.plan, self.world)
         steps = self.plan.steps - self.state.step
         self.display.line(f"{steps:,} steps of {self.config.batch_size} images: about {clock(seconds)} here")

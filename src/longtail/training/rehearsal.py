@@ -52,6 +52,25 @@ def prepare(config: TrainConfig, splits: Splits, world: World, display: Display)
     return streams, state, plan
 
 
+def say_if_slow(config: TrainConfig, device: torch.device, display: Display) -> None:
+    """Print one line if --precision bf16 makes training slower on this device instead of faster."""
+    if config.precision == "bf16" and emulates_bfloat16(device):
+        display.line(
+            f"--precision bf16 is slow here: this {'processor' if device.type == 'cpu' else 'GPU'} has no bfloat16 "
+            "instructions and emulates them (measured on one such processor: ten times slower than fp32); "
+            "leave the option out"
+        )
+
+
+def emulates_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 without instructions for it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] < 8
+    if device.type != "cpu":
+        return False
+    return not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
     """Inside the block, seeding does not change the caller's random generators, on the CPU or on this device."""
     own = [device] if device.type == "cuda" else []
