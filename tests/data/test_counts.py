@@ -231,7 +231,7 @@ def test_tables_of_hugging_face():
         longtail.class_counts(table.train_test_split(0.25))
     with pytest.raises(UserError, match=r"labels are str \('a'\), not class numbers; number the classes from 0 on"):
         longtail.class_counts(Table.from_dict({"label": ["a", "b"]}))
-    with pytest.raises(UserError, match="a sample has no label: its entries are x, z; pass the labels themselves"):
+    with pytest.raises(UserError, match="a batch or sample has no labels: its entries are x, z; expected one of"):
         longtail.class_counts(Table.from_dict({"x": [1], "z": [2]}))
 
 
@@ -285,7 +285,7 @@ def test_random_numbers_of_the_caller_stay_as_they_were():
         (Pictures([]), "there are no samples to count"),
         ([], "there are no samples to count"),
         (Stream([]), "there are no samples to count"),
-        (Stream([torch.zeros(3)]), r"a sample must be \(input, label\) or a dictionary with a label, not Tensor"),
+        (Stream([torch.zeros(3)]), r"sample must be \(inputs, labels\) or a dictionary with labels, not Tensor"),
         (iter([(torch.zeros(3), 5)]), r"a batch must be \(inputs, labels\) with one label per sample, not \(\) labels"),
         (7, "a int has no samples to count; pass a data set, a loader or labels"),
         (Pictures(classes=["a", "b"]), "the number of class names of the data set is 2, but there are labels up to 2"),

@@ -209,7 +209,7 @@ class Nothing(Small):
         (Small(), [(X * torch.nan, Y)], "returns NaN or inf on the first batch"),
         (Together(), [(X, Y)], r"returns \(2, 3\) for 20 samples; it must return one row"),
         (OneNumber(), [(X, Y)], r"returns \(20, 1\) for 20 samples; it must return .* at least two classes"),
-        (Sigmoids(), [(X, Y)], "returns numbers between 0 and 1 .probabilities or sigmoids"),
+        (Sigmoids(), [(X, Y)], "Sigmoids returns sigmoids of the output of fc, one class at a time; return the logits"),
         (Nothing(), [(X, Y)], r"Nothing has no forward that gives logits; .* \(its parts: body, fc\)"),
         (Small(), [(X[:, :3], Y)], "Small fails on the first batch: RuntimeError: mat1 and mat2"),
         (Small().to("meta"), [(X, Y)], r"parameters without numbers \(device meta\); load its weights"),

@@ -7,6 +7,7 @@ the labels of three samples, because training uses those.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from itertools import islice
 from numbers import Number
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from longtail.core.arrays import as_array
 from longtail.core.random_state import random_state_kept
 from longtail.data.images import Images
+from longtail.data.label_entry import label_key
 from longtail.data.labels import LABEL_NAMES, as_class_numbers
 from longtail.data.splits import Splits
 from longtail.errors import UserError, whole_number
@@ -81,14 +83,27 @@ def dataset_labels(dataset: Any, *, unchanged: bool = False) -> np.ndarray | Non
     return None
 
 
+def training_labels(dataset: Any) -> np.ndarray | None:
+    """(N,) class numbers from the data set's list of labels, if its samples have these labels; None otherwise."""
+    labels = dataset_labels(dataset, unchanged=True)
+    if labels is None or _is_hugging_face(dataset):
+        return labels
+    with random_state_kept(), suppress(UserError):  # its samples may have another form
+        return labels if _agree(labels, dataset) else None
+    return None
+
+
 def _label_columns(dataset: Any) -> Iterator[Any]:
-    """The attributes in which data sets keep their labels."""
+    """The places in which data sets keep their labels."""
+    columns: Any = ()
     if isinstance(dataset, TensorDataset):
-        yield from dataset.tensors[1:2]
-        return
-    if _is_hugging_face(dataset):
-        yield from (dataset.with_format("numpy")[name][:] for name in LABEL_NAMES if name in dataset.column_names)
-        return
+        columns = dataset.tensors if len(dataset.tensors) > 1 else ()
+    elif _is_hugging_face(dataset):
+        table = dataset.with_format("numpy")
+        columns = {name: table[name][:] for name in LABEL_NAMES if name in dataset.column_names}
+    if columns:
+        with suppress(UserError):  # several could be the labels
+            yield columns[label_key(columns)]
     yield from (getattr(dataset, name) for name in ("targets", "labels", "_labels", "y") if hasattr(dataset, name))
     for owner in (dataset, getattr(dataset, "reader", None)):  # a folder of torchvision, a data set of timm
         for name in ("samples", "_samples"):
@@ -147,46 +162,38 @@ def _is_hugging_face(dataset: Any) -> bool:
 def _agree(labels: np.ndarray, dataset: Any) -> bool:
     """Whether the first, the middle and the last sample have these labels."""
     places = (0, len(labels) // 2, len(labels) - 1) if len(labels) else ()
-    return all(_numbers(dataset[place]).tolist() == [labels[place]] for place in places)
+    return all(_label_of(dataset, place, labels) == labels[place] for place in places)
+
+
+def _label_of(dataset: Any, place: int, listed: np.ndarray) -> int:
+    sample = dataset[place]
+    return int(_numbers(sample, label_key(sample, dataset, listed))[0])
 
 
 def _read(source: Any) -> np.ndarray:
     """Labels (N,) of the samples of a data set, or of the batches of a loader."""
     either = isinstance(source, list | tuple | DataLoader)  # a loader without a batch size gives samples
     if _has_places(source) and not either:
-        numbers = [_numbers(source[place]) for place in range(len(source))]
+        samples = (source[place] for place in range(len(source)))
+        numbers = [_numbers(sample, label_key(sample)) for sample in samples]
     elif isinstance(source, Iterable):
-        samples = isinstance(source, IterableDataset) or _is_hugging_face(source)
-        numbers = [_numbers(item, single=samples or either, batch=not samples) for item in source]
+        alone = isinstance(source, IterableDataset) or _is_hugging_face(source)
+        numbers = [_numbers(item, label_key(item), single=alone or either, batch=not alone) for item in source]
     else:
         raise UserError(f"a {type(source).__name__} has no samples to count; pass a data set, a loader or labels")
     return np.concatenate([np.zeros(0, np.int64), *numbers])
 
 
-def _numbers(item: Any, *, single: bool = True, batch: bool = False) -> np.ndarray:
-    """Class numbers (n,) of a single sample, n = 1, or of a batch."""
-    sizes, labels = _split(item)
-    array = as_array(labels)
+def _numbers(item: Any, key: Any, *, single: bool = True, batch: bool = False) -> np.ndarray:
+    """Class numbers (n,) of a single sample, n = 1, or of a batch, whose labels are at `key`."""
+    array = as_array(item[key])
+    inputs = [item[name] for name in item if name != key] if isinstance(item, Mapping) else [item[0]]
+    sizes = {len(one) for one in inputs if isinstance(one, Tensor | np.ndarray) and one.ndim}
     if batch and array.ndim and sizes <= {len(array)}:
         return as_class_numbers(array)
     if not single:
         raise UserError(f"a batch must be (inputs, labels) with one label per sample, not {array.shape} labels")
     return as_class_numbers(array.reshape(1, -1))
-
-
-def _split(item: Any) -> tuple[set[int], Any]:
-    """First dimensions of the inputs of a sample or batch, and its labels."""
-    if isinstance(item, Mapping):
-        found = [name for name in LABEL_NAMES if name in item]
-        if not found:
-            entries = ", ".join(map(str, item))
-            raise UserError(f"a sample has no label: its entries are {entries}; pass the labels themselves")
-        inputs, labels = [item[name] for name in item if name not in found], item[found[0]]
-    elif isinstance(item, tuple | list) and len(item) >= 2:
-        inputs, labels = [item[0]], item[1]
-    else:
-        raise UserError(f"a sample must be (input, label) or a dictionary with a label, not {type(item).__name__}")
-    return {len(one) for one in inputs if isinstance(one, Tensor | np.ndarray) and one.ndim}, labels
 
 
 def _known_classes(dataset: Any) -> int | None:

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
+from longtail.core.random_state import random_state_kept
+from longtail.data.counts import dataset_labels
+from longtail.data.label_entry import Key, label_key
 from longtail.data.labels import LABEL_NAMES
 from longtail.errors import UserError
 from longtail.networks.attached import Attached
@@ -28,33 +32,54 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def first(self, rows: int) -> Batch:
-        """Its first samples; all of them where an input does not have one entry per sample."""
+    def only(self, rows: Tensor | slice) -> Batch:
+        """Some of its samples; all of them where an input does not have one entry per sample."""
         sizes: list[int] = []
         _mapped((self.inputs, self.named), lambda tensor: sizes.append(len(tensor) if tensor.ndim else -1))
-        if len(self) <= rows or set(sizes) != {len(self)}:
+        if set(sizes) != {len(self)}:
             return self
-        inputs, named = _mapped((self.inputs, self.named), lambda tensor: tensor[:rows])
-        return Batch(inputs, named, self.labels[:rows])
+        inputs, named = _mapped((self.inputs, self.named), lambda tensor: tensor[rows].clone())
+        return Batch(inputs, named, self.labels[rows])
 
 
-def split_batch(batch: Any, model: nn.Module, device: torch.device) -> Batch:
-    """What of a batch goes into the model, on its device, and the labels."""
+def split_batch(batch: Any, model: nn.Module, device: torch.device, key: Key | None = None) -> Batch:
+    """What of a batch goes into the model, on its device, and the labels, which are at `key`."""
+    key = label_key(batch) if key is None else key
+    labels = class_numbers(batch[key])
     if isinstance(batch, Mapping):
-        named = {name: _move(value, device) for name, value in batch.items()}
-        for name in LABEL_NAMES:
-            if name in named:
-                labels = named.pop(name)
-                return Batch(*_taken(named, model), class_numbers(labels))
-        raise UserError(f"a batch has no labels: its entries are {', '.join(named)}; expected one of {LABEL_NAMES}")
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
-        inputs, labels = _move(batch[0], device), class_numbers(batch[1])
-        if isinstance(inputs, Mapping):
-            return Batch(*_taken(dict(inputs), model), labels)
-        if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
-            return Batch(_spread(inputs, model), {}, labels)
-        return Batch((inputs,), {}, labels)
-    raise UserError(f"a batch must be (inputs, labels) or a dictionary with labels, not {type(batch).__name__}")
+        named = {name: _move(value, device) for name, value in batch.items() if name != key}
+        return Batch(*_taken(named, model), labels)
+    inputs = _move(_before(batch, int(key), model), device)
+    if isinstance(inputs, Mapping):
+        return Batch(*_taken(dict(inputs), model), labels)
+    if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
+        return Batch(_spread(inputs, model), {}, labels)
+    return Batch((inputs,), {}, labels)
+
+
+def key_for(batch: Any, source: Any) -> Key:
+    """Where the labels are in the batches of a loader or data set, of which this is one."""
+    entries = 1 + sum(name in batch for name in LABEL_NAMES) if isinstance(batch, Mapping) else len(batch)
+    dataset = getattr(source, "dataset", source)
+    if entries <= 2 or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return label_key(batch)
+    with random_state_kept():
+        return label_key(batch, dataset, dataset_labels(dataset))
+
+
+def _before(batch: Sequence[Any], key: int, model: nn.Module) -> Any:
+    """The inputs in a batch whose labels are at place `key`: its first entry, or all that the model needs."""
+    if hasattr(batch, "_fields") or key < 2:
+        return batch[0 if key else 1]
+    parameters, places = forward_of(model), _places(model)
+    if len(places) == len(parameters) == 1:
+        return batch[0]
+    if sum(one.default is one.empty for one in places) == key:
+        return tuple(batch[:key])
+    raise UserError(
+        f"a batch has {key} entries before its labels, and {type(model).__name__} takes {', '.join(parameters)}: which "
+        "go into it? Make it (input, labels), or ((first, second, …), labels)"
+    )
 
 
 def forward_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -64,11 +89,16 @@ def forward_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters
 
 
+def _places(model: nn.Module) -> list[inspect.Parameter]:
+    """The positional inputs of a model."""
+    parameters = forward_of(model).values()
+    return [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
 def _spread(inputs: Sequence[Any], model: nn.Module) -> tuple[Any, ...]:
     """Several inputs, one by one, or as the one thing that the model takes."""
-    parameters = forward_of(model).values()
-    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+    places = _places(model)
+    if any(one.kind is one.VAR_POSITIONAL for one in forward_of(model).values()):
         return tuple(inputs)
     if sum(one.default is one.empty for one in places) == 1 and len(inputs) > 1:
         return (inputs,)

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from longtail.backbones.inference import BATCH
 from longtail.core.random_state import random_state_kept
-from longtail.data.counts import dataset_labels
+from longtail.data.counts import training_labels
 from longtail.errors import UserError
 
 MANY_TIMES = 20  # a sampler that draws more than so many times the data set is taken for endless
@@ -123,7 +123,7 @@ def training_counts(order: Order, labels: np.ndarray, classes: int) -> np.ndarra
     if not order.uneven and not order.short:
         return seen
     counted = order.uneven or order.support is not None
-    known = dataset_labels(order.dataset, unchanged=True) if counted else None
+    known = training_labels(order.dataset) if counted else None
     if known is not None and order.support is not None:
         known = known[order.support]
     if known is not None and known.min() >= 0 and known.max() < classes:

@@ -7,6 +7,7 @@ have all rows in the end.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from torch import nn
 from longtail.core.arrays import as_array
 from longtail.core.progress import QUIET, Display
 from longtail.data.imbalance import Few
+from longtail.distributed.world import World
 from longtail.errors import UserError, choose
-from longtail.extraction.batches import Batch, split_batch
+from longtail.extraction.batches import Batch, key_for, split_batch
 from longtail.extraction.loaders import Order, as_batches, order_of, training_counts
-from longtail.extraction.reader import FEW, find, head_arrays, in_step, read
+from longtail.extraction.reader import FEW, find, head_arrays, in_step, read, unexplained
 from longtail.extraction.running import Running, running
 from longtail.extraction.selection import Part, few_of
 from longtail.extraction.sharing import join_files, joined, row_numbers
@@ -100,10 +102,10 @@ def extract(
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a model over a loader: what its answer is made of, and some samples that show it."""
+    """One pass of a model over a loader: what its answer is made of, the first samples, those with large logits."""
 
     head: Head
-    few: Batch
+    few: tuple[Batch, ...]
 
 
 def run_over(
@@ -116,25 +118,51 @@ def run_over(
     check: Callable[[Head], None] = lambda head: None,
     display: Display = QUIET,
 ) -> Pass:
-    """Run a model over a loader and keep the rows; `check` may refuse what the first batch shows."""
-    model, few = ready.model, None
+    """Run a model over a loader and keep the rows; `check` may refuse what the batches show."""
+    model, world, number, key = ready.model, ready.world, 0, None
+    few, largest = tuple[Batch, ...](), 0.0
     batches = as_batches(loader)
     with display.task("extracting", length_hint(batches), unit="batches") as task:
-        together = ready.world.size > 1 and runs_together(model)
-        for shown, is_new in in_step(batches, ready.world) if together else ((batch, True) for batch in batches):
-            batch = split_batch(shown, model, ready.device)
-            if few is None:
-                known = find(model, batch, head) if known is None else known
-                check(known)
-                few = batch.first(FEW)
-            assert known is not None  # found in the first batch
+        together = world.size > 1 and runs_together(model)
+        for shown, is_new in in_step(batches, world) if together else ((batch, True) for batch in batches):
+            key = key_for(shown, loader) if key is None else key
+            batch = split_batch(shown, model, ready.device, key)
+            if known is None:
+                known = find(model, batch, head)
+            if number == 0:
+                first = known
+                check(first)
             said = read(model, known, batch)
+            if not said.explained:
+                known = unexplained(model, known)
+                if world.size == 1:
+                    check(known)
+            size = said.logits.abs().amax(1)
+            if number == 0 or float(size.max()) > largest:
+                largest = float(size.max())
+                large = batch.only(size.argsort(descending=True)[:FEW].to(batch.labels.device))
+                few = (few[0] if few else batch.only(slice(FEW)), large)
             if is_new:
                 rows.add(**said.arrays(), labels=batch.labels.cpu().numpy().astype(np.int64))
             task.advance(1)
-    if known is None or few is None:
+            number += 1
+    if known is None:
         raise UserError("the loader gave no batches")
+    known = _agreed(known, model, world)
+    check(known)
+    if not known.has_features:
+        rows.arrays.pop("features", None)
+    if first.layers and not known.layers and world.is_main:
+        warnings.warn(f"features and head of {type(model).__name__} are not kept: {known.obstacle}", stacklevel=3)
     return Pass(known, few)
+
+
+def _agreed(head: Head, model: nn.Module, world: World) -> Head:
+    """What all processes have found, in the words of process 0; an obstacle of one process is one for all."""
+    told: list[Head] = world.gather(head)
+    if len({(one.layers, one.form) for one in told if one.layers}) > 1:
+        return unexplained(model, next(one for one in told if one.layers))
+    return next((one for one in told if one.obstacle or not one.has_features), told[0])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,11 @@ from longtail.core.random_state import random_state_kept
 from longtail.distributed.world import World
 from longtail.errors import UserError
 from longtail.extraction.batches import Batch
+from longtail.networks.head_account import accounted, alike, holds, scale_and_shift
 from longtail.networks.head_folding import joined_head
-from longtail.networks.head_layers import one_vector_each, watching
+from longtail.networks.head_layers import changed, one_vector_each, watching
 from longtail.networks.head_search import Head, search
+from longtail.networks.sharded import whole
 
 FEW = 32  # samples that show what a model is made of
 
@@ -30,6 +33,8 @@ class Said:
 
     logits: Tensor
     features: Tensor | None
+    explained: bool = True
+    """Whether the head gives the answer, as it does for the first samples."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Both on the CPU, in single precision."""
@@ -39,7 +44,7 @@ class Said:
 
 def find(model: nn.Module, batch: Batch, only: str | None = None) -> Head:
     """What the answer of a model is made of, by its answer to some samples of a batch."""
-    few = batch.first(FEW)
+    few = batch.only(slice(FEW))
 
     def run() -> Any:
         with random_state_kept():
@@ -59,21 +64,51 @@ def find(model: nn.Module, batch: Batch, only: str | None = None) -> Head:
 
 
 def read(model: nn.Module, head: Head, batch: Batch) -> Said:
-    """Run a batch through the model."""
+    """Run a batch through the model, and check that its head gives its answer for this batch too."""
     layers = {path: model.get_submodule(path) for path in head.layers}
+
+    def run() -> Tensor:
+        with random_state_kept() if head.way == "again" else nullcontext():
+            return whole(head.place.read(model(*batch.inputs, **batch.named)))
+
     with watching(layers) as seen:
-        answer = model(*batch.inputs, **batch.named)
-    answered = head.form == "logits"
-    logits = head.place.read(answer).detach() if answered else seen[head.layers[0]][-1][1].flatten(1)
-    if len(logits) != len(batch):
-        raise UserError(f"{type(model).__name__} gives {len(logits)} rows of logits for {len(batch)} labels")
-    if not head.has_features:
-        return Said(logits, None)
+        answer = run()
+    if len(answer) != len(batch):
+        raise UserError(f"{type(model).__name__} gives {len(answer)} rows of logits for {len(batch)} labels")
+    if not layers:
+        return Said(answer, None)
+    if head.way == "again":
+        with changed(list(layers.values()), *scale_and_shift(answer)):
+            moved = run()
+        torch.rand(())  # the next batch draws other random numbers
+        explained, logits = holds(answer, sum(head.gains), lambda *change: moved, head.formed), answer
+    else:
+        given = accounted(head.way, layers, head.gains, seen, answer)
+        explained = given is not None and alike(head.formed(given), answer)
+        logits = answer if head.form == "logits" or given is None else given
     found = [one_vector_each(layer, seen[path], len(batch)) for path, layer in layers.items()]
     features = [one for one in found if one is not None]
-    if len(features) < len(found):
-        raise UserError(f"{', '.join(layers)} sees one vector per sample in the first batch, but not in another")
+    if not explained or (head.has_features and len(features) < len(found)):
+        return Said(answer, None, explained=False)
+    if not head.has_features:
+        return Said(logits, None)
     return Said(logits, features[0] if len(features) == 1 else torch.cat([one.float() for one in features], 1))
+
+
+def unexplained(model: nn.Module, head: Head) -> Head:
+    """The head of a model that answers some samples in another way than the first ones."""
+    layers = ", ".join(head.layers)
+    if head.form != "logits":
+        raise UserError(
+            f"{type(model).__name__} returns the {head.form} of the output of {layers} for the first samples, but not "
+            "for others (an early exit, or a branch that depends on the input?), so their logits are not known; return "
+            "the logits"
+        )
+    return Head(
+        head.place,
+        obstacle=f"its output comes from {layers} for the first samples, but not for others (an early exit, a clamp, "
+        "or a branch that depends on the input?)",
+    )
 
 
 def head_arrays(model: nn.Module, head: Head) -> dict[str, np.ndarray]:

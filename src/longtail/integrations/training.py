@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from longtail.core.arrays import as_array
-from longtail.data.counts import dataset_labels
+from longtail.data.counts import training_labels
 from longtail.errors import UserError
 from longtail.extraction.loaders import order_of
 from longtail.extraction.model import extract
@@ -83,7 +83,7 @@ class Calibration:
         if self.class_counts is not None:
             return as_array(self.class_counts)
         order = order_of(train)
-        labels = dataset_labels(order.dataset, unchanged=True)
+        labels = training_labels(order.dataset)
         if labels is None:
             raise UserError(
                 "the training set has no list of its labels, so the training samples per class are not known; "

@@ -46,7 +46,7 @@ class Attached(nn.Module):
         self.calibration = calibration
         self.classes = classes
         self.place = place
-        self.examined = place is not None
+        self.examined, self.suspicious = place is not None, 0
         self.training = model.training
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -67,10 +67,12 @@ class Attached(nn.Module):
         return found[0]
 
     def _examine(self, logits: Tensor) -> None:
-        """Check on the first output that the model does not end in a softmax."""
-        self.examined = True
-        sums = logits.float().logsumexp(1).abs(), (logits.float().sum(1) - 1).abs()
-        if len(logits) > 1 and any(bool((apart < 1e-3).all()) for apart in sums):
+        """Check on the first outputs that the model does not end in a softmax: one row may look so by chance."""
+        values = logits.float()
+        sums = (values.logsumexp(1).abs() < 1e-3, ((values.sum(1) - 1).abs() < 1e-3) & (values >= 0).all(1))
+        self.examined = not any(bool(one.all()) for one in sums)
+        self.suspicious = 0 if self.examined else self.suspicious + len(logits)
+        if self.suspicious > 1:
             raise UserError(
                 f"{type(self.model).__name__} returns probabilities or their logarithms, but the method takes logits; "
                 "use longtail.calibrate, which folds into the layer before the softmax, or call attach with batch= "

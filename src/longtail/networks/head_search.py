@@ -8,21 +8,26 @@ model, whatever lies between (selecting a token; a mean over tokens, crops or tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError
+from longtail.networks.head_account import Way, alike, find_way, holds, is_exact, scale_and_shift
 from longtail.networks.head_folding import why_not_linear
 from longtail.networks.head_layers import changed, layers_of, noting, one_vector_each, watching, width
 from longtail.networks.model_output import Place, places, shapes
+from longtail.networks.output_kind import why_no_layer
 
 Form = Literal["logits", "log_softmax", "softmax"]
 Outputs = dict[str, Tensor]
+Moved = Callable[[Sequence[str], Tensor, Tensor], Tensor]
+"""The output of the model while the layers at these paths are scaled by (K,) and shifted by (K,)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Head:
         gains: the factor of each layer's output in that sum.
         form: what the model applies to the logits at the end: nothing, a softmax or a log-softmax.
         has_features: whether each of the layers receives one vector per sample.
+        way: how the outputs of the layers make the output of the model.
         obstacle: why a calibration cannot be folded into the layers; empty if it can.
     """
 
@@ -43,6 +49,7 @@ class Head:
     gains: tuple[float, ...] = ()
     form: Form = "logits"
     has_features: bool = False
+    way: Way = "last"
     obstacle: str = ""
 
     def formed(self, logits: Tensor) -> Tensor:
@@ -80,6 +87,8 @@ def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | N
     ran = {path: output for path, output in seen.items() if path in below}
     heads = [_find(spot, spot.read(answer).detach(), layers, ran, run) for spot in spots]
     found = [head for head in heads if head is not None]
+    if len({head.layers for head in found}) == 1:  # logits beside their softmax: a folded calibration changes both
+        found = [min(found, key=lambda head: get_args(Form).index(head.form))]
     if len(found) > 1:
         several = ", ".join(head.layers[-1] for head in found)
         raise UserError(f"{name} returns the outputs of several layers ({several}); name the classifier with head=")
@@ -95,7 +104,7 @@ def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | N
             f"{name} returns several tensors ({shapes(answer)}), and no layer shows which are the logits; return "
             "only the logits, or name them as the entry 'logits'"
         )
-    return _without_layers(model, spots[0], spots[0].read(answer))
+    return Head(spots[0], obstacle=why_no_layer(model, spots[0].read(answer).detach(), ran))
 
 
 def _below(model: nn.Module, name: str, layers: dict[str, nn.Module]) -> list[str]:
@@ -116,50 +125,45 @@ def _find(
     spot: Place, logits: Tensor, layers: dict[str, nn.Module], seen: Outputs, run: Callable[[], Any]
 ) -> Head | None:
     wide = {path: output for path, output in seen.items() if width(layers[path], output) == logits.shape[1]}
-    return _direct(spot, logits, wide) or _probed(spot, logits, layers, wide, run)
+
+    def moved(paths: Sequence[str], scale: Tensor, shift: Tensor) -> Tensor:
+        with changed([layers[path] for path in paths], scale, shift):
+            return spot.read(run()).detach()
+
+    return _direct(spot, logits, wide, moved) or _probed(spot, logits, wide, moved)
 
 
-def _direct(spot: Place, logits: Tensor, seen: Outputs) -> Head | None:
+def _direct(spot: Place, logits: Tensor, seen: Outputs, moved: Moved) -> Head | None:
     """The layer whose output is the model's output, directly or through a softmax or log-softmax."""
     for path, output in reversed(seen.items()):
         rows = output.flatten(1)
         if rows.shape != logits.shape:
             continue
-        if torch.equal(rows, logits):
-            return Head(spot, (path,), (1.0,))
-        for form in get_args(Form)[1:]:
-            if close(getattr(rows.cpu().double(), form)(1), logits.cpu().double()):
-                return Head(spot, (path,), (1.0,), form)
+        for form in get_args(Form):
+            head = Head(spot, (path,), (1.0,), form)
+            same = torch.equal(rows, logits) if form == "logits" else alike(head.formed(rows.float()), logits)
+            # An output may be equal only for these samples: a clamp, a branch by confidence.
+            if same and holds(rows, 1.0, partial(moved, head.layers), head.formed):
+                return head
     return None
 
 
-def _probed(
-    spot: Place, logits: Tensor, layers: dict[str, nn.Module], seen: Outputs, run: Callable[[], Any]
-) -> Head | None:
+def _probed(spot: Place, logits: Tensor, seen: Outputs, moved: Moved) -> Head | None:
     """The layers whose outputs, when scaled and shifted, scale and shift the output of the model."""
     before, exact = logits.cpu().double(), is_exact(logits)
-    numbers = torch.arange(before.shape[1])
-    size = float(before.abs().max()) or 1.0
-    shift, scale = size * torch.cos(2.3 * numbers + 0.4).double(), 1 + 0.4 * torch.sin(1.7 * numbers + 0.2).double()
-    tolerance = size * (1e-4 if exact else 0.05)
-
-    def answer(paths: list[str], scale: Tensor) -> Tensor:
-        with changed([layers[path] for path in paths], scale, shift):
-            return spot.read(run()).detach().cpu().double()
-
+    scale, shift = scale_and_shift(logits)
+    tolerance = float(shift.abs().max()) * (1e-4 if exact else 0.05)
     gains: dict[str, float] = {}
     for path in seen:
-        moved = answer([path], torch.ones_like(scale)) - before
-        gain = float((moved @ shift).mean() / shift.square().sum())
-        if abs(gain) > 0.01 and float((moved - gain * shift).abs().max()) <= tolerance * max(1.0, abs(gain)):
+        change = moved([path], torch.ones_like(scale), shift).cpu().double() - before
+        gain = float((change @ shift).mean() / shift.square().sum())
+        if abs(gain) > 0.01 and float((change - gain * shift).abs().max()) <= tolerance * max(1.0, abs(gain)):
             gains[path] = _rounded(gain, 1e-4 if exact else 0.01)
-    total = sum(gains.values())
-    if abs(total) < 0.01:
-        return None
-    wrong = answer(list(gains), scale) - scale * before - total * shift
-    if float(wrong.abs().max()) > tolerance * max(2.0, *map(abs, gains.values())):
-        return None
-    return Head(spot, tuple(gains), tuple(gains.values()))
+    head = Head(spot, tuple(gains), tuple(gains.values()))
+    follows = abs(sum(gains.values())) >= 0.01 and holds(
+        logits, sum(gains.values()), partial(moved, head.layers), head.formed
+    )
+    return head if follows else None
 
 
 def _rounded(gain: float, share: float) -> float:
@@ -172,33 +176,12 @@ def _examined(head: Head, layers: dict[str, nn.Module], run: Callable[[], Any], 
     """The head, completed by running its own layers: whether they are linear, and what inputs they receive."""
     own = {path: layers[path] for path in head.layers}
     with watching(own) as seen:
-        run()
+        answer = head.place.read(run()).detach()
     features = [one_vector_each(layer, seen[path], samples) for path, layer in own.items()]
     obstacles = [why_not_linear(layer, path, seen[path]) for path, layer in own.items()]
-    obstacle = next((reason for reason in obstacles if reason), "")
-    return replace(head, has_features=all(one is not None for one in features), obstacle=obstacle)
-
-
-def _without_layers(model: nn.Module, spot: Place, logits: Tensor) -> Head:
-    name = type(model).__name__
-    if float(logits.min()) >= 0 and float(logits.max()) <= 1:
-        raise UserError(
-            f"{name} returns numbers between 0 and 1 (probabilities or sigmoids), and no layer outputs their logits; "
-            "return the logits"
-        )
-    quantised = [path for path, layer in model.named_modules() if ".quantized." in type(layer).__module__]
-    if quantised:
-        return Head(spot, obstacle=f"its layers are quantised ({quantised[-1]}); calibrate before quantising")
-    return Head(
-        spot, obstacle=f"no linear layer or convolution of {name} produces its output of shape {tuple(logits.shape)}"
+    return replace(
+        head,
+        has_features=all(one is not None for one in features),
+        way=find_way(own, head.gains, seen, answer) if head.form == "logits" else "last",
+        obstacle=next((reason for reason in obstacles if reason), ""),
     )
-
-
-def close(one: Tensor, other: Tensor, share: float = 1e-3) -> bool:
-    """Whether two tensors differ by at most `share` of the largest number."""
-    return float((one - other).abs().max()) <= share * float(other.abs().max())
-
-
-def is_exact(values: Tensor) -> bool:
-    """Whether numbers are in single or double precision."""
-    return values.dtype in (torch.float32, torch.float64)

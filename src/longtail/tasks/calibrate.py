@@ -19,9 +19,10 @@ from longtail.extraction.running import Running, running
 from longtail.extraction.selection import few_of, known_labels
 from longtail.methods import build_posthoc
 from longtail.networks.head import with_layers
+from longtail.networks.head_account import alike, is_exact
 from longtail.networks.head_folding import folded_layers
-from longtail.networks.head_search import Head, close, is_exact
-from longtail.networks.sharded import refuse_copies_of_fsdp
+from longtail.networks.head_search import Head
+from longtail.networks.sharded import refuse_copies_of_fsdp, whole
 from longtail.outputs.writer import Rows
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
@@ -128,7 +129,7 @@ def calibrate(
         held_out = None
         if validation is not None:
             rows = Rows(np.dtype(np.float32))
-            run_over(ready, validation, rows, known=seen.head, display=display)
+            run_over(ready, validation, rows, known=seen.head, check=check, display=display)
             counts = train.class_counts
             held_out = Gathered(ready, rows.joined(), orders[1], seen.head, counts, "validation").outputs()
         with torch.enable_grad():  # some methods train
@@ -158,15 +159,16 @@ def _folded(ready: Running, seen: Pass, method: PostHoc) -> nn.Module:
     model, head = ready.model, seen.head
     old = [model.get_submodule(path) for path in head.layers]
     calibrated = with_layers(model, old, folded_layers(method.head, old, head.gains))
-    with random_state_kept():
-        before = read(model, head, seen.few)
-    with random_state_kept():
-        after = head.place.read(calibrated(*seen.few.inputs, **seen.few.named))
-    expected = head.formed(method.transform(before.logits, before.features))
-    exact = all(is_exact(cast(Tensor, numbers)) for numbers in (before.logits, *(layer.weight for layer in old)))
-    if not close(after.cpu().double(), expected.cpu().double(), 1e-3 if exact else 0.05):
-        raise UserError(
-            f"{type(method).__name__} cannot be folded into {', '.join(head.layers)} of {type(model).__name__}: the "
-            f"new model would not give the logits of the method. Add the method after the model: {ATTACH}"
-        )
+    for few in seen.few:
+        with random_state_kept():
+            before = read(model, head, few)
+        with random_state_kept():
+            after = whole(head.place.read(calibrated(*few.inputs, **few.named)))
+        expected = head.formed(method.transform(before.logits, before.features))
+        exact = all(is_exact(cast(Tensor, numbers)) for numbers in (before.logits, *(layer.weight for layer in old)))
+        if not alike(after.cpu().double(), expected.cpu().double(), exact=exact):
+            raise UserError(
+                f"{type(method).__name__} cannot be folded into {', '.join(head.layers)} of {type(model).__name__}: "
+                f"the new model would not give the logits of the method. Add the method after the model: {ATTACH}"
+            )
     return ready.restored(calibrated)
