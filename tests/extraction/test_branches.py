@@ -154,7 +154,14 @@ class Both(Net):
         return logits.softmax(1), logits
 
 
-@pytest.mark.parametrize("build", [Kept, Both])
+class Inside(Net):
+    """Logits that are an entry of an entry, beside features."""
+
+    def forward(self, x):
+        return {"features": self.body(x), "parts": [None, {"logits": self.late(x)}]}
+
+
+@pytest.mark.parametrize("build", [Kept, Both, Inside])
 def test_logits_beside_their_softmax(build, data):
     model = build().eval()
     repaired, method = longtail.calibrate(model, [data], device="cpu")
@@ -162,11 +169,35 @@ def test_logits_beside_their_softmax(build, data):
     torch.testing.assert_close(repaired.late(data[0]).detach(), expected, rtol=1e-4, atol=1e-4)
 
 
+class Cosine(Net):
+    """Features that are a linear layer's, and logits that are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+
+    def forward(self, x):
+        features = self.body(x)
+        return features, nn.functional.linear(features, nn.functional.normalize(self.fc.weight))
+
+
+def test_features_are_not_taken_for_logits(data):
+    with pytest.raises(UserError, match=r"the entry '1' of its output is computed from the output of body: which are"):
+        longtail.extract(Cosine(), [data], device="cpu")
+
+
+BETWEEN = "an activation .such as ReLU., a clamp or a feedback stands between fc and the output"
 ACTIVATIONS = {
-    "relu": (torch.relu, "an activation, such as ReLU or a clamp, follows fc"),
-    "relu, small": (lambda z: torch.relu(z) / 20, "an activation, such as ReLU or a clamp, follows fc"),
-    "tanh": (torch.tanh, "an activation, such as ReLU or a clamp, follows fc"),
-    "clamp": (lambda z: z.clamp(0, 1), "an activation, such as ReLU or a clamp, follows fc"),
+    "relu": (torch.relu, BETWEEN),
+    "relu, small": (
+        lambda z: torch.relu(z) / 20,
+        BETWEEN,
+    ),
+    "tanh": (torch.tanh, BETWEEN),
+    "clamp": (
+        lambda z: z.clamp(0, 1),
+        BETWEEN,
+    ),
     "sigmoid": (torch.sigmoid, "returns sigmoids of the output of fc, one class at a time; return the logits"),
     "sigmoid, tempered": (lambda z: (z / 3 + 1).sigmoid(), "returns sigmoids of the output of fc"),
     "softmax, tempered": (lambda z: (z / 3).softmax(1), r"returns probabilities \(each row sums to 1\), and no layer"),

@@ -108,3 +108,30 @@ def test_a_head_of_whole_numbers_is_named():
     model = nn.Sequential(nn.Linear(6, 6), Int8())
     with pytest.raises(UserError, match=r"1 has quantised weights \(Tensor of torch.int8\)"):
         longtail.calibrate(model, [(X, Y)], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [(None, "a NoneType"), ("resnet50", "a str"), (Net, "the class Net"), (torch.relu, "a builtin_")]
+)
+def test_what_is_no_model(model, kind):
+    for call in (
+        lambda: longtail.calibrate(model, [(X, Y)], device="cpu"),
+        lambda: longtail.extract(model, [(X, Y)], device="cpu"),
+        lambda: longtail.find_head(model),
+    ):
+        with pytest.raises(UserError, match=f"a model must be a torch.nn.Module, not {kind}"):
+            call()
+
+
+def test_programs_that_were_exported_before():
+    program = torch.export.export(Net().eval(), (X,))
+    with pytest.raises(UserError, match="not a ExportedProgram"):
+        longtail.calibrate(program, [(X, Y)], device="cpu")
+    with pytest.raises(UserError, match="cannot be put into evaluation mode .* the model before it is exported"):
+        longtail.calibrate(program.module(), [(X, Y)], device="cpu")
+
+
+def test_models_that_cannot_be_copied(tmp_path):
+    model, said = Net(), "Net cannot be copied with copy.deepcopy, and .* with longtail.attach$"
+    with (tmp_path / "log").open("w") as model.log, pytest.raises(UserError, match=said):
+        longtail.calibrate(model, [(X, Y)], device="cpu")

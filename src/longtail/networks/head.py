@@ -55,6 +55,9 @@ class HeadName(str):
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, DataParallel or torch.compile."""
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise UserError(f"a model must be a torch.nn.Module, not {kind}")
     while True:
         if isinstance(model, DataParallel | DistributedDataParallel):
             model = model.module
@@ -164,7 +167,15 @@ def with_head(model: nn.Module, head: nn.Module, name: str | None = None) -> nn.
 def with_layers(model: nn.Module, old: Sequence[nn.Module], new: Sequence[nn.Module]) -> nn.Module:
     """A copy of the model in which new layers replace old ones."""
     # Every reference to an old layer, also a second one or one in a list, becomes a reference to the new one.
-    return copy.deepcopy(unwrap(model), {id(one): other for one, other in zip(old, new, strict=True)})
+    plain = unwrap(model)
+    try:
+        return copy.deepcopy(plain, {id(one): other for one, other in zip(old, new, strict=True)})
+    except Exception as error:  # whatever a part of somebody's model says about it
+        raise UserError(
+            f"{type(plain).__name__} cannot be copied with copy.deepcopy, and the calibrated model would be a copy "
+            f"({type(error).__name__}: {str(error)[:80].splitlines()[0]}…); add the method after the model with "
+            "longtail.attach"
+        ) from error
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -93,6 +93,8 @@ def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | N
         several = ", ".join(head.layers[-1] for head in found)
         raise UserError(f"{name} returns the outputs of several layers ({several}); name the classifier with head=")
     if found:
+        if only is None and len(spots) > 1:
+            _require_last(found[0], answer, layers, run, name)
         return _examined(found[0], layers, run, samples)
     if only is not None:
         raise UserError(
@@ -105,6 +107,20 @@ def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | N
             "only the logits, or name them as the entry 'logits'"
         )
     return Head(spots[0], obstacle=why_no_layer(model, spots[0].read(answer).detach(), ran))
+
+
+def _require_last(head: Head, answer: Any, layers: dict[str, nn.Module], run: Callable[[], Any], name: str) -> None:
+    """Raise if another part of the output is computed from the head: features may be taken for logits."""
+    logits = head.place.read(answer).detach()
+    with changed([layers[path] for path in head.layers], *scale_and_shift(logits)):
+        again = run()
+    for place in places(answer, len(logits)):
+        old, new = (place.read(output).detach() for output in (answer, again))
+        if old.shape != logits.shape and not alike(new, old):
+            raise UserError(
+                f"{name} returns several tensors ({shapes(answer)}), and {place} is computed from the output of "
+                f"{head.layers[-1]}: which are the logits? Name them as the entry 'logits', or their layer with head="
+            )
 
 
 def _below(model: nn.Module, name: str, layers: dict[str, nn.Module]) -> list[str]:

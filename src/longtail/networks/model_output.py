@@ -12,21 +12,24 @@ from torch import Tensor
 LOGITS = "logits"
 
 
+Step = tuple[Literal["entry", "attribute"], Any]
+
+
 @dataclass(frozen=True)
 class Place:
-    """One place in the output of a model."""
+    """One place in the output of a model: the entries and attributes that lead to it; none if it is the output."""
 
-    kind: Literal["whole", "entry", "attribute"] = "whole"
-    key: Any = None
+    steps: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
-        return "its output" if self.kind == "whole" else f"the entry {self.key!r} of its output"
+        names = ".".join(str(key) for _, key in self.steps)
+        return f"the entry {names!r} of its output" if names else "its output"
 
     def raw(self, output: Any) -> Tensor:
         """The value at this place."""
-        if self.kind == "whole":
-            return output
-        return output[self.key] if self.kind == "entry" else getattr(output, self.key)
+        for kind, key in self.steps:
+            output = output[key] if kind == "entry" else getattr(output, key)
+        return output
 
     def read(self, output: Any) -> Tensor:
         """The logits (N, K) at this place, without trailing dimensions of size 1."""
@@ -34,39 +37,43 @@ class Place:
 
     def replaced(self, output: Any, logits: Tensor) -> Any:
         """A copy of the output with other logits (N, K) at this place."""
-        if self.kind == "whole":
+        if not self.steps:
             return logits.reshape(output.shape)
-        logits = logits.reshape(self.raw(output).shape)
+        (kind, key), inner = self.steps[0], Place(self.steps[1:])
+        value = inner.replaced(output[key] if kind == "entry" else getattr(output, key), logits)
         if isinstance(output, tuple):
-            entries = [logits if number == self.key else entry for number, entry in enumerate(output)]
+            entries = [value if number == key else entry for number, entry in enumerate(output)]
             return type(output)(*entries) if hasattr(output, "_fields") else type(output)(entries)
         changed = copy.copy(output)
-        if self.kind == "entry":
-            changed[self.key] = logits
+        if kind == "entry":
+            changed[key] = value
         else:
-            setattr(changed, self.key, logits)
+            object.__setattr__(changed, key, value)  # of a frozen data class, too
         return changed
 
 
 def places(output: Any, samples: int | None = None) -> list[Place]:
-    """Every place that holds one row of numbers per sample; only the place named `logits` if there is one."""
-    named = _entries(output)
+    """Every place that holds one row of numbers per sample; only those named `logits` if there are any."""
+    named = [place for place in _entries(output) if _has_rows(place.raw(output), samples)]
+    called = [place for place in named if place.steps and place.steps[-1][1] == LOGITS]
+    return called or named
+
+
+def _entries(output: Any, depth: int = 3) -> list[Place]:
+    """The places of the tensors in an output."""
     if isinstance(output, Tensor):
-        named = [Place()]
-    called = [place for place in named if place.key == LOGITS]
-    return [place for place in called or named if _has_rows(place.raw(output), samples)]
-
-
-def _entries(output: Any) -> list[Place]:
+        return [Place()]
+    steps: list[Step] = []
     if isinstance(output, Mapping):
-        return [Place("entry", key) for key in output]
-    if isinstance(output, tuple | list):
-        return [Place("entry", number) for number in range(len(output))]
-    if hasattr(output, LOGITS):
-        return [Place("attribute", LOGITS)]
-    if is_dataclass(output):
-        return [Place("attribute", name) for name in vars(output)]
-    return []
+        steps = [("entry", key) for key in output]
+    elif isinstance(output, tuple | list):
+        steps = [("entry", number) for number in range(len(output))]
+    elif hasattr(output, LOGITS):
+        steps = [("attribute", LOGITS)]
+    elif is_dataclass(output):
+        steps = [("attribute", name) for name in vars(output)]
+    inside = {step: _entries(Place((step,)).raw(output), depth - 1) for step in steps} if depth else {}
+    return [Place((step, *place.steps)) for step, found in inside.items() for place in found]
 
 
 def _has_rows(value: Any, samples: int | None) -> bool:
@@ -78,8 +85,5 @@ def _has_rows(value: Any, samples: int | None) -> bool:
 
 def shapes(output: Any) -> str:
     """The shapes of the tensors in an output, for error messages."""
-    if isinstance(output, Tensor):
-        return str(tuple(output.shape))
-    values = [place.raw(output) for place in _entries(output)]
-    known = [str(tuple(value.shape)) for value in values if isinstance(value, Tensor)]
+    known = [str(tuple(place.raw(output).shape)) for place in _entries(output)]
     return ", ".join(known) or f"a {type(output).__name__}"

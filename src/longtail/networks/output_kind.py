@@ -32,7 +32,7 @@ def why_no_layer(model: nn.Module, output: Tensor, seen: Mapping[str, Tensor]) -
     if shares and before and _is_sigmoid(rows[before[-1]], numbers):
         raise UserError(f"{name} returns sigmoids of the output of {before[-1]}, one class at a time; {ASK}")
     if before:
-        return f"an activation, such as ReLU or a clamp, follows {before[-1]}"
+        return f"an activation (such as ReLU), a clamp or a feedback stands between {before[-1]} and the output"
     if shares:
         raise UserError(
             f"{name} returns numbers between 0 and 1, and no layer shows if they are probabilities or logits; {ASK}"
