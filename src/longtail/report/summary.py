@@ -180,7 +180,7 @@ def grouped_confusion(metrics: Metrics, order: np.ndarray, most: int = 50) -> tu
 def fitted(
     method: PostHoc, title: str, name: str, train: Outputs, held_out: Outputs, validation: Outputs | None
 ) -> Calibrated:
-    """A fitted method as a `Shown` of the report."""
+    """A method, fitted now, as a `Calibrated` of the report."""
     fit_outputs(method, train, validation)
     return Calibrated(title, name, _apply(method, held_out), method.n_parameters_)
 
