@@ -38,10 +38,10 @@ def test_names_stand_for_recipes():
 
 
 def test_a_wrong_name_is_corrected(tmp_path):
-    with pytest.raises(UserError, match="'digits' is no file, no folder and no recipe .did you mean 'digits-lt'"):
+    with pytest.raises(UserError, match="'digits' is not a file, folder or recipe .did you mean 'digits-lt'"):
         longtail.train("digits", tmp_path / "run")
-    with pytest.raises(UserError, match="'cifar' is no file, no folder and no recipe; recipes: digits-lt, "):
+    with pytest.raises(UserError, match="'cifar' is not a file, folder or recipe; recipes: digits-lt, "):
         longtail.compare("cifar", ["softmax"], tmp_path / "compare")
-    with pytest.raises(UserError, match="'digits-l' is no file, no folder and no recipe .did you mean 'digits-lt'"):
+    with pytest.raises(UserError, match="'digits-l' is not a file, folder or recipe .did you mean 'digits-lt'"):
         longtail.open_splits("digits-l")
     assert not list(tmp_path.iterdir())

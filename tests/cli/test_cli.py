@@ -71,7 +71,7 @@ def test_version_in_both_spellings(capsys):
     ("words", "message"),
     [
         (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
-        (["train", "cifar10-lt", "--out", "x"], "'cifar10-lt' is no file, no folder and no recipe (did you mean"),
+        (["train", "cifar10-lt", "--out", "x"], "'cifar10-lt' is not a file, folder or recipe (did you mean"),
         (["train", "--out", "x"], "name the data: longtail train DATA … (DATA is a recipe, an image folder, or a"),
         (["train", "--out=x", "--epochs"], "name the data"),
         (["train", "digits-lt", "--out", "{tmp}", "--resume=yes"], "--resume takes no value: leave out =yes"),

@@ -194,7 +194,7 @@ def test_new_images_of_a_grey_data_set_may_be_of_any_size_and_colour(tmp_path):
 def test_an_exported_file_says_how_pictures_are_prepared(capsys, photos, trained, tmp_path):
     code, _, said = run(capsys, "export", trained / "marc", "--format=onnx", "--out", tmp_path / "model.onnx")
     assert code == 0
-    prepared = "convert to RGB; resize the whole picture to 8 x 8, whatever its shape (bilinear, antialiased, as Pillow"
+    prepared = "convert to RGB; resize the whole image to 8 x 8, whatever its shape (bilinear, antialiased, as Pillow"
     assert prepared in said
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     assert prepared in session.get_modelmeta().custom_metadata_map["preprocessing"]

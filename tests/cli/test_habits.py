@@ -36,7 +36,7 @@ GOOD = {
 }
 # Command → words that a user can correct, and what is said.
 BAD = {
-    "distribution": (["nowhere"], "'nowhere' is no file, no folder and no recipe"),
+    "distribution": (["nowhere"], "'nowhere' is not a file, folder or recipe"),
     "train": (["digits-lt"], "missing from longtail train: --out PATH"),
     "extract": (["run", "--split", "holdout"], "invalid choice 'holdout'"),
     "calibrate": (["run", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),

@@ -41,7 +41,7 @@ def test_in_a_collection_and_after_a_reset():
 @pytest.mark.parametrize(
     ("predictions", "labels", "message"),
     [
-        (torch.zeros(2, 4), torch.zeros(2).long(), "predictions are of 4 classes, class_counts of 5"),
+        (torch.zeros(2, 4), torch.zeros(2).long(), "predictions have 4 classes, class_counts has 5"),
         (torch.zeros(3).long(), torch.zeros(2).long(), r"predictions \(3,\) and labels \(2,\) do not fit"),
         (torch.zeros(2, 5), torch.tensor([0, 5]), r"labels are 0\.\.5, classes are 0\.\.4"),
     ],

@@ -91,7 +91,7 @@ def test_a_bias_that_would_be_lost_is_refused(tmp_path):
     model, _ = longtail.calibrate(
         transformers.LlamaForSequenceClassification(config), [{"input_ids": words, "labels": Y}], device="cpu"
     )
-    with pytest.raises(UserError, match=r"does not come back from its configuration with score.bias"):
+    with pytest.raises(UserError, match=r"cannot be restored from its configuration with score.bias"):
         integration.save_pretrained(model, tmp_path / "llama")
     assert list(tmp_path.iterdir()) == []
 

@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from longtail import HALO, MARC, LogitAdjustment, TemperatureScaling, Tempered
 from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_logits
+from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.stack import sample_weights
+
+from .conftest import LABELS, LOGITS, outputs
 
 
 def overconfident(rng, counts, bias):
@@ -72,3 +77,32 @@ def test_what_cannot_be_tempered_is_refused():
         Tempered(MARC()).fit(*train)
     with pytest.raises(UserError, match="follows a method that changes decisions"):
         Tempered(TemperatureScaling()).fit(*train)
+
+
+def test_a_temperature_is_one_number_more():
+    train, held_out = outputs(), outputs("validation", seed=3)
+    tempered = Tempered(LogitAdjustment()).fit(train, validation=held_out)
+    assert tempered.n_parameters_ == 1
+    assert tempered.chosen_ == {"tau": 1.0, "temperature": tempered.temperature_}
+    plain = LogitAdjustment().fit(train).transform(held_out)
+    np.testing.assert_allclose(tempered.transform(held_out), plain / tempered.temperature_, rtol=1e-5)
+
+
+def test_held_out_samples_of_some_classes_are_enough_for_a_temperature():
+    """The softmax is over the classes that have held-out samples; a class with one counts."""
+    rng = np.random.default_rng(4)
+    train = from_arrays(LOGITS, LABELS)
+    labels = np.array([0] * 8 + [1] * 5 + [2])
+    logits = 3 * (rng.normal(size=(14, 4)) + np.eye(4)[labels])
+    held_out = from_arrays(logits, labels, classes=train.classes, need_every_class=False)
+    fitted = Tempered(LogitAdjustment()).fit_checked(train, held_out)
+    prior = np.bincount(LABELS) / 19
+    adjusted = torch.from_numpy(logits - np.log(prior))[:, :3]
+    weights = torch.from_numpy(sample_weights(labels, np.bincount(LABELS)))
+    half = torch.from_numpy(0.5 * np.log(prior[:3]))
+
+    def loss(scale):
+        return float(weights @ F.cross_entropy(scale * adjusted + half, torch.from_numpy(labels), reduction="none"))
+
+    scale = 1 / fitted.temperature_
+    assert loss(scale) <= min(loss(0.97 * scale), loss(1.03 * scale))

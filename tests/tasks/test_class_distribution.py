@@ -57,7 +57,7 @@ def test_a_list_needs_no_images_and_may_have_gaps(tmp_path):
 
 
 def test_an_unknown_name_is_told_what_there_is(tmp_path):
-    with pytest.raises(UserError, match=r"'digits-tl' is no file, no folder and no recipe .did you mean 'digits-lt'"):
+    with pytest.raises(UserError, match=r"'digits-tl' is not a file, folder or recipe .did you mean 'digits-lt'"):
         longtail.distribution("digits-tl")
     with pytest.raises(UserError, match="has no folder per class"):
         longtail.distribution(tmp_path)

@@ -137,7 +137,7 @@ def test_fewer_than_three_seeds_claim_no_interval_over_seeds(tmp_path):
     rows = summarise(results, tmp_path)
     assert rows[0].scores["balanced"].half_width is None
     assert "2 seeds: mean." in markdown(rows, "")
-    assert "with its 95 % interval over test images alone" in markdown(rows, "")
+    assert "with its 95 % interval over test images only" in markdown(rows, "")
 
 
 def test_equal_numbers_are_marked_alike(tmp_path):

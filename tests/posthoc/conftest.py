@@ -1,0 +1,42 @@
+"""A few samples of four classes, as outputs, and a check of gradients."""
+
+import numpy as np
+import torch
+from scipy.optimize import approx_fprime
+
+from longtail import Outputs
+
+RNG = np.random.default_rng(7)
+
+
+LABELS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 2)
+
+
+FEATURES = RNG.normal(size=(19, 3)) + np.eye(4)[LABELS][:, :3]
+
+
+LOGITS = RNG.normal(size=(19, 4)) + np.eye(4)[LABELS]
+
+
+HEAD = {"head_weight": RNG.normal(size=(4, 3)).astype(np.float32), "head_bias": RNG.normal(size=4).astype(np.float32)}
+
+
+TARGET = torch.from_numpy(LABELS)
+
+
+def outputs(split="train", seed=None, **more):
+    """The same samples, or others of the same kind."""
+    rng = np.random.default_rng(seed)
+    features = FEATURES if seed is None else rng.normal(size=(19, 3)) + np.eye(4)[LABELS][:, :3]
+    logits = features @ HEAD["head_weight"].T + HEAD["head_bias"]
+    given = {"features": features.astype(np.float32), **HEAD, **more}
+    return Outputs(LABELS, np.array([90, 50, 30, 20]), logits=logits.astype(np.float32), split=split, **given)
+
+
+def check_gradient(problem, size, seed=0):
+    """The gradient is that of the value, at some point."""
+    x = np.random.default_rng(seed).normal(size=size)
+    value, gradient = problem.value_and_gradient(x)
+    numeric = approx_fprime(x, lambda at: problem.value_and_gradient(at)[0], 1e-6)
+    np.testing.assert_allclose(gradient, numeric, atol=2e-5)
+    return x, value

@@ -1,0 +1,58 @@
+"""Target priors: words, powers, weights and files."""
+
+import numpy as np
+import pytest
+import torch
+
+from longtail.errors import UserError
+from longtail.posthoc.candidates import stratified, target_weights
+from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.target_prior import NEVER, log_target, shifted, shifted_head
+
+from .conftest import LABELS, LOGITS
+
+
+def test_target_priors():
+    log_prior = np.log([0.7, 0.2, 0.1])
+    names = ("a", "b", "c")
+    np.testing.assert_array_equal(log_target("uniform", log_prior, names), 0)
+    np.testing.assert_array_equal(log_target("train", log_prior, names), log_prior)
+    np.testing.assert_allclose(log_target(0.5, log_prior, names), 0.5 * log_prior)
+    np.testing.assert_allclose(log_target([2, 0, 6], log_prior, names), [np.log(0.25), -np.inf, np.log(0.75)])
+    for power in (-10, 10):
+        log_target(power, log_prior, names)
+    for wrong, message in (
+        (10.5, "target_prior"),
+        (-10.5, "target_prior"),
+        ([1, 2], r"one weight per class: shape \(3,\), not \(2,\)"),
+        ([1, -1, 0], r"target_prior\[1\] is -1"),
+        ([1, 1, np.inf], r"target_prior\[2\] is inf"),
+        ([0, 0, 0], "0 for every class"),
+        (True, "target_prior must"),
+    ):
+        with pytest.raises(UserError, match=message):
+            log_target(wrong, log_prior, names)
+    shift = np.array([1.0, -np.inf, 2.0])
+    moved = shifted(torch.ones(2, 3), shift)
+    assert moved.tolist() == [[2.0, NEVER, 3.0]] * 2
+    weight, bias = shifted_head(torch.ones(3, 2), torch.ones(3), shift)
+    assert weight.tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert bias.tolist() == [2.0, NEVER, 3.0]
+
+
+def test_weights_of_the_target_prior_and_folds():
+    held = from_arrays(LOGITS, LABELS)
+    weights = target_weights(held, np.log([0.4, 0.3, 0.2, 0.1]))
+    of_class = [weights[label == LABELS].sum() for label in range(4)]
+    np.testing.assert_allclose(of_class, [0.4, 0.3, 0.2, 0.1])
+    assert np.ptp(weights[LABELS == 0]) == 0
+    some = from_arrays(LOGITS, np.zeros(19, int) + (np.arange(19) > 9), need_every_class=False)
+    with pytest.raises(UserError, match="0 for every class that has held-out samples"):
+        target_weights(some, np.array([-np.inf, -np.inf, 0.0, 0.0]))
+    with pytest.raises(UserError, match="of 1 class; two classes at least"):
+        target_weights(from_arrays(LOGITS, np.zeros(19, int), need_every_class=False), np.zeros(4))
+    folds = stratified(LABELS, 3, seed=0)
+    assert np.ptp(np.bincount(folds)) <= 1
+    for label in range(4):
+        assert np.ptp(np.bincount(folds[label == LABELS], minlength=3)) <= 1
+    assert (folds != stratified(LABELS, 3, seed=1)).any()

@@ -1,0 +1,40 @@
+"""Held-out samples that are training samples are refused."""
+
+import numpy as np
+import pytest
+
+from longtail.errors import UserError
+from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.unseen import require_unseen
+
+from .conftest import RNG
+
+
+def test_samples_of_the_training_set_are_no_held_out_samples():
+    rows = np.arange(80.0).reshape(40, 2)
+    labels = np.arange(40) % 2
+    train = from_arrays(rows, labels)
+    new = -1 - rows
+    for shared, refused in ((0, False), (1, False), (4, False), (5, True), (40, True)):
+        held = from_arrays(np.concatenate([rows[:shared], new[shared:]]), labels)
+        if refused:
+            with pytest.raises(UserError, match=f"{shared} of 40 held-out samples are training samples too"):
+                require_unseen(train, held)
+        else:
+            require_unseen(train, held)
+    one = from_arrays(np.concatenate([rows[:1], new[1:4]]), labels[:4])
+    require_unseen(train, one)  # a single duplicate is chance, however few samples there are
+    with pytest.raises(UserError, match="2 of 4"):
+        require_unseen(train, from_arrays(np.concatenate([rows[:2], new[2:4]]), labels[:4]))
+
+
+def test_equal_logits_of_other_features_are_other_samples():
+    rows, labels = np.ones((20, 2)), np.arange(20) % 2
+    known, other = (from_arrays(rows, labels, features=RNG.normal(size=(20, 3))) for _ in range(2))
+    require_unseen(known, other)
+    without = from_arrays(rows, labels)
+    for pair in ((known, without), (without, known), (without, without)):
+        with pytest.raises(UserError, match="20 of 20"):
+            require_unseen(*pair)
+    with pytest.raises(UserError, match="training outputs have 3 features per sample, held-out outputs 2"):
+        require_unseen(known, from_arrays(rows, labels, features=np.ones((20, 2))))
