@@ -21,8 +21,8 @@ from common import HERE, write_results
 
 ROOT = HERE.parent
 NOTES = """`benchmarks/smoke.py` walks through the Python interface and the commands that need no extra; it ran
-in a new environment that holds the wheel and exactly these versions. The line `versions` below is about the environment that
-built the wheel."""
+in a new environment that holds the wheel and exactly these versions. The line `versions` below is about the environment
+that built the wheel."""
 
 
 def lowest() -> dict[str, str]:
