@@ -28,6 +28,19 @@ class Net(nn.Module):
         return self.fc(self.body(x))
 
 
+class Branch(Net):
+    """The last sample alone, which process 0 is shown, leaves early."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.early = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        odd = (x == samples()[0][-1]).all(1)
+        return torch.where(odd.unsqueeze(1), self.early(x), super().forward(x))
+
+
 def network() -> Net:
     torch.manual_seed(0)
     return Net()
@@ -114,6 +127,11 @@ def main(out: Path) -> None:
         kept["subset"] = result(*longtail.calibrate(network(), DataLoader(parts, 8), **device))
     kept["said"] = [str(one.message) for one in said if "shown" in str(one.message)]
     kept["augmented"] = refused(lambda: longtail.calibrate(network(), DataLoader(Noisy(*samples()), 8), **device))
+
+    halves = samples()[1].float() + 0.5 * rank  # labels that only process 1 cannot take
+    parts = [(samples()[0], halves.long() if rank == 0 else halves)]
+    kept["labels of one"] = refused(lambda: longtail.calibrate(network(), parts, **device))
+    kept["branch of one"] = refused(lambda: longtail.calibrate(Branch(), plain, **device))
 
     kept["outputs"] = vars(longtail.extract(network(), plain, **device)).copy()
     mapped = longtail.extract(network(), plain, out / "all.safetensors", **device)

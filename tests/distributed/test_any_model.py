@@ -102,6 +102,14 @@ def test_what_cannot_be_is_refused_by_name(ranks):
     assert "make the call on every process" in ranks[0]["part alone"]
 
 
+def test_an_error_of_one_process_ends_all(ranks):
+    """None of them waits for another that has stopped."""
+    assert ranks[0]["labels of one"].startswith("process 1: labels must be class numbers")
+    assert ranks[1]["labels of one"].startswith("labels must be class numbers")
+    for kept in ranks:
+        assert "cannot be folded into Branch: its output comes from fc for the first samples" in kept["branch of one"]
+
+
 def test_what_may_count_twice_is_said_once(ranks):
     assert [("DistributedSampler" in text) for text in ranks[0]["said"]] == [True, True]
     assert ranks[1]["said"] == []

@@ -51,6 +51,18 @@ class Distilled(nn.Module):
         return (self.head(x) + self.head_dist(x)) / 2
 
 
+class Dense(nn.Module):
+    """As ModernBERT: what is called head comes before the classifier."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.ModuleDict({"dense": nn.Linear(4, 4)})
+        self.classifier = nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.classifier(self.head["dense"](x).relu())
+
+
 BATCH = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
 
 
@@ -88,6 +100,12 @@ def test_adapters_are_not_taken_for_the_head():
 def test_as_many_features_as_classes_do_not_mislead():
     """`classifier.dense` gives as many numbers as there are classes, too."""
     assert find_head(roberta()) == "classifier.out_proj"
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_a_layer_called_head_before_the_classifier(classes):
+    assert find_head(Dense(classes)) == "classifier"
+    assert find_head(Dense(classes), batch=BATCH, device="cpu") == "classifier"
 
 
 def test_a_wrong_name_is_refused_by_a_batch():

@@ -29,7 +29,7 @@ from longtail.extraction.loaders import Order, as_batches, order_of, training_co
 from longtail.extraction.reader import FEW, find, head_arrays, in_step, read, unexplained
 from longtail.extraction.running import Running, running
 from longtail.extraction.selection import Part, few_of
-from longtail.extraction.sharing import join_files, joined, row_numbers
+from longtail.extraction.sharing import join_files, joined, row_numbers, sharing_errors
 from longtail.networks.head import fingerprint
 from longtail.networks.head_search import Head
 from longtail.networks.sharded import runs_together
@@ -119,35 +119,32 @@ def run_over(
     display: Display = QUIET,
 ) -> Pass:
     """Run a model over a loader and keep the rows; `check` may refuse what the batches show."""
-    model, world, number, key = ready.model, ready.world, 0, None
-    few, largest = tuple[Batch, ...](), 0.0
-    batches = as_batches(loader)
-    with display.task("extracting", length_hint(batches), unit="batches") as task:
-        together = world.size > 1 and runs_together(model)
-        for shown, is_new in in_step(batches, world) if together else ((batch, True) for batch in batches):
-            key = key_for(shown, loader) if key is None else key
-            batch = split_batch(shown, model, ready.device, key)
-            if known is None:
-                known = find(model, batch, head)
-            if number == 0:
-                first = known
+    model, world = ready.model, ready.world
+    together = world.size > 1 and runs_together(model)
+    shown = as_batches(loader)
+    with sharing_errors(world, off=together), display.task("extracting", length_hint(shown), unit="batches") as task:
+        first, few, largest, key = None, tuple[Batch, ...](), 0.0, None
+        for raw, is_new in in_step(shown, world) if together else ((batch, True) for batch in shown):
+            key = key_for(raw, loader) if key is None else key
+            batch = split_batch(raw, model, ready.device, key)
+            if first is None:
+                first = known = find(model, batch, head) if known is None else known
                 check(first)
+            assert known is not None  # found in the first batch
             said = read(model, known, batch)
             if not said.explained:
                 known = unexplained(model, known)
-                if world.size == 1:
-                    check(known)
+                check(known)
             size = said.logits.abs().amax(1)
-            if number == 0 or float(size.max()) > largest:
+            if not few or float(size.max()) > largest:
                 largest = float(size.max())
                 large = batch.only(size.argsort(descending=True)[:FEW].to(batch.labels.device))
                 few = (few[0] if few else batch.only(slice(FEW)), large)
             if is_new:
                 rows.add(**said.arrays(), labels=batch.labels.cpu().numpy().astype(np.int64))
             task.advance(1)
-            number += 1
-    if known is None:
-        raise UserError("the loader gave no batches")
+        if known is None or first is None:
+            raise UserError("the loader gave no batches")
     known = _agreed(known, model, world)
     check(known)
     if not known.has_features:

@@ -8,6 +8,8 @@ the samples. Where it cannot be told, that is said.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,25 @@ class Summary:
     per_class: np.ndarray
     mean: np.ndarray
     spread: float
+
+
+@contextmanager
+def sharing_errors(world: World, *, off: bool = False) -> Iterator[None]:
+    """A block without collective calls: an error of one process is raised in all, so that none waits for another."""
+    if world.size == 1 or off:
+        yield
+        return
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+    told = world.gather(str(failed) if failed is not None else None)
+    if failed is not None:
+        raise failed
+    for rank, message in enumerate(told):
+        if message is not None:
+            raise UserError(f"process {rank}: {message}")
 
 
 def row_numbers(order: Order, arrays: dict[str, np.ndarray], world: World) -> np.ndarray:

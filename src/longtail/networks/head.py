@@ -94,10 +94,14 @@ def guess_head(model: nn.Module, name: str | None = None) -> HeadName:
                 return HeadName(path, "get_classifier() of the model", sure=True)
     plain = [path for path in linears if not any(part.startswith(ADAPTERS) for part in path.split("."))]
     around = _wrappers(plain)
-    for usual in USUAL_NAMES:
-        below = {path: linears[path] for path in plain if path.split(".")[around : around + 1] == [usual]}
-        if below:
-            return HeadName(_last(below), "its usual name")
+    groups = [[path for path in plain if path.split(".")[around : around + 1] == [usual]] for usual in USUAL_NAMES]
+    ends = [_last({path: linears[path] for path in group}) for group in groups if group]
+    if ends:
+        inputs = {linears[path].in_features for path in ends if linears[path].in_features != linears[path].out_features}
+        last = [path for path in ends if linears[path].out_features not in inputs] or ends
+        square = [path for path in last if linears[path].in_features == linears[path].out_features]
+        # `head.dense` feeds `classifier`, also where there are as many classes as features.
+        return HeadName(max(square, key=plain.index) if last[0] in square else last[0], "its usual name")
     return HeadName((plain or list(linears))[-1], "its position: the last linear layer")
 
 
