@@ -8,8 +8,8 @@ Parts, each a table in docs/results/halo; README.md there joins them:
                fitted fully and briefly; HALO cross-fitted on the training features, nothing held out
     digits     long-tailed digits, a small network per seed, 10 % of every class held out
     runs       trained run folders with a validation split, one table per data set: --runs FOLDER …
-    split      the price of the split: HALO on networks trained on 90 % and 98 % of the images beside MARC on one
-               trained on all of them: --runs RUN90 RUN98 RUN100
+    split      the price of the split: HALO on networks trained on 90 % and 98 % of the images beside MARC on those
+               trained on all of them (halo_split.py); about 8 minutes per network, goes on where it was stopped
     ablations  without each head, sizes and kinds of the held-out set, widths of the priors (halo_ablations.py)
     cost       what each step takes, in processor seconds, beside MARC and cRT
 
@@ -34,6 +34,7 @@ import halo_cases
 import numpy as np
 from common import RESULTS, write_results
 from halo_cases import Case
+from halo_page import write_page
 
 from longtail import CRT, HALO, MARC, Auto, LogitAdjustment, Outputs
 from longtail.metrics.intervals import FEWEST_SEEDS, Interval, over_seeds, paired_difference
@@ -73,37 +74,60 @@ def joined(first: Outputs, second: Outputs) -> Outputs:
     return Outputs(labels, first.class_counts, logits=logits, split="train", **head)
 
 
-def compare(cases: Iterator[Case], *, same_images: bool = True) -> list[dict[str, object]]:
-    """Mean scores over cases, and the difference of balanced accuracy from MARC.
+def case_logits(case: Case, keep: str | None = None) -> dict[str, tuple[np.ndarray, float]]:
+    """Logits of the test samples by every method, and the processor seconds of its fit."""
+    seen, held, test = case
+    kept = halo_cases.KEPT / f"{keep}.npz"
+    if keep and kept.is_file():
+        with np.load(kept) as file:
+            return {name: (file[name], float(file[f"{name} s"])) for name in file.files if not name.endswith(" s")}
+    found: dict[str, tuple[np.ndarray, float]] = {}
+    began = time.process_time()
+    for name, method in fitted_methods(seen, held):
+        seconds = time.process_time() - began
+        found[name] = np.asarray(test.rows().read(slice(None)) if method is None else method.transform(test)), seconds
+        accuracy = 100 * evaluate_logits(found[name][0], test.labels, test.counts_for_groups).balanced
+        print(f"{name} {accuracy:.2f}", file=sys.stderr, flush=True)
+        began = time.process_time()
+    if keep:
+        arrays = {name: logits for name, (logits, _) in found.items()}
+        np.savez(kept, **arrays, **{f"{name} s": np.array(seconds) for name, (_, seconds) in found.items()})
+    return found
 
-    Its interval is over seeds and test images; from fewer than three seeds over test images alone. Where every case
-    is scored on other images, it is over cases.
+
+def compare(cases: Iterator[Case], *, same_images: bool = True, keep: str | None = None) -> list[dict[str, object]]:
+    """Mean scores over cases, and differences of balanced accuracy from MARC and of HALO from each method.
+
+    Their intervals are over seeds and test images; from fewer than three seeds over test images alone. Where every
+    case is scored on other images, they are over cases. `keep` names files of fitted cases: what was stopped goes on.
     """
     scores: dict[str, list[Any]] = {}
     hits: dict[str, list[np.ndarray]] = {}
     spent: dict[str, list[float]] = {}
     labels = np.empty(0)
-    for number, (seen, held, test) in enumerate(cases, 1):
+    for number, case in enumerate(cases):
+        test = case[2]
         labels = test.labels
-        began = time.process_time()
-        for name, method in fitted_methods(seen, held):
-            spent.setdefault(name, []).append(time.process_time() - began)
-            logits = np.asarray(test.rows().read(slice(None)) if method is None else method.transform(test))
+        for name, (logits, seconds) in case_logits(case, keep and f"{keep}-{number}").items():
+            spent.setdefault(name, []).append(seconds)
             scores.setdefault(name, []).append(evaluate_logits(logits, labels, test.counts_for_groups))
             hits.setdefault(name, []).append(logits.argmax(1) == labels)
-            print(f"case {number}: {name} {100 * scores[name][-1].balanced:.2f}", file=sys.stderr, flush=True)
-            began = time.process_time()
+
+    def gain(first: str, second: str) -> str:
+        if same_images:
+            return shown(paired_difference(np.stack(hits[first]), np.stack(hits[second]), labels))
+        pairs = zip(scores[first], scores[second], strict=True)
+        return shown(over_seeds([one.balanced - other.balanced for one, other in pairs]))
+
+    halo = next(name for name in scores if name.startswith("HALO"))
     rows: list[dict[str, object]] = []
     for name, own in scores.items():
-        if same_images:
-            gain = paired_difference(np.stack(hits[name]), np.stack(hits["MARC"]), labels)
-        else:
-            gain = over_seeds([one.balanced - marc.balanced for one, marc in zip(own, scores["MARC"], strict=True)])
         row: dict[str, object] = {"method": name}
         for score in SHOWN:
             mean = float(np.mean([getattr(one, score) for one in own]))
             row[score] = f"{mean:.3f}" if score == "nll" else f"{100 * mean:.1f}"
-        rows.append({**row, "balanced, minus MARC": shown(gain), "processor s": float(np.mean(spent[name]))})
+        gains = {"balanced, minus MARC": gain(name, "MARC"), "HALO minus it": gain(halo, name)}
+        rows.append({**row, **gains, "processor s": float(np.mean(spent[name]))})
     return rows
 
 
@@ -114,13 +138,9 @@ def shown(gain: Interval) -> str:
 
 def write(part: str, title: str, rows: list[dict[str, Any]], notes: str, **extra: object) -> None:
     """A part's table, and the page of all parts."""
-    folder = RESULTS / "halo"
-    folder.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "halo").mkdir(parents=True, exist_ok=True)
     write_results(f"halo/{part}", title, rows, notes, **extra)
-    pages = [page for page in sorted(folder.glob("*.md")) if page.name != "README.md"]
-    about = "# HALO, measured\n\nWritten by `benchmarks/halo.py`; every table names its command and commit."
-    texts = [page.read_text().replace("\n# ", "\n## ").replace("# ", "## ", 1).rstrip() for page in pages]
-    (folder / "README.md").write_text("\n\n".join([about, *texts]) + "\n")
+    write_page(RESULTS / "halo")
 
 
 def of_seeds(number: int) -> str:
@@ -148,7 +168,8 @@ def frozen(seeds: int, folders: list[Path]) -> None:
             f"Per cent, but NLL. {of_seeds(seeds)}"
         )
         title = f"HALO on frozen features, linear heads fitted {length}"
-        write(f"frozen-{length}", title, compare(halo_cases.frozen(seeds, steps)), notes, seeds=seeds, steps=steps)
+        rows = compare(halo_cases.frozen(seeds, steps), keep=f"frozen-{steps}")
+        write(f"frozen-{length}", title, rows, notes, seeds=seeds, steps=steps)
 
 
 def digits(seeds: int, folders: list[Path]) -> None:
@@ -169,23 +190,15 @@ def runs(repeats: int, folders: list[Path]) -> None:
         write(f"runs-{data}", f"HALO on {data}, a real split", compare(halo_cases.runs(own, ROOT)), notes, seeds=seeds)
 
 
-def split(repeats: int, folders: list[Path]) -> None:
-    if len(folders) != 3:
-        sys.exit("the price of the split needs three runs: --runs RUN90 RUN98 RUN100")
-    rows = []
-    for folder in folders[:2]:
-        seen, held, test = next(halo_cases.runs([folder], ROOT))
-        rows.append(_split_row(folder, "HALO", HALO().fit(seen, validation=held), test))
-    extractor = halo_cases.Extractor(Run.open(folders[2]), root=ROOT)
-    marc = MARC().fit(extractor.outputs("train", views=1))
-    rows.append(_split_row(folders[2], "MARC", marc, extractor.outputs("test")))
-    write("split", "The price of the split", rows, "One network each: balanced accuracy on the test images, per cent.")
+def split(seeds: int, folders: list[Path]) -> None:
+    from halo_split import split_rows
 
-
-def _split_row(folder: Path, name: str, method: PostHoc, test: Outputs) -> dict[str, object]:
-    balanced = evaluate_logits(np.asarray(method.transform(test)), test.labels, test.counts_for_groups).balanced
-    held = Run.open(folder).config.validation
-    return {"trained on": f"{1 - held:.0%}", "method": name, "balanced": f"{100 * balanced:.1f}"}
+    notes = (
+        "CIFAR-10-LT 100, ResNet-8, 20 epochs in float32: one network per share and seed, trained on what is not held "
+        "out. HALO is fitted with the held-out images, MARC on one augmented view of the training images. Per cent; "
+        "intervals over seeds, from three on."
+    )
+    write("split", "The price of the split", split_rows(seeds), notes, seeds=seeds)
 
 
 def cost(repeats: int, folders: list[Path]) -> None:
@@ -236,7 +249,7 @@ def ablations(draws: int, folders: list[Path]) -> None:
 def main() -> None:
     parts = {"features": features, "frozen": frozen, "digits": digits, "runs": runs, "split": split, "cost": cost}
     parts["ablations"] = ablations
-    usual = {"features": 10, "frozen": 3, "digits": 20, "runs": 1, "split": 1, "cost": 9, "ablations": 10}
+    usual = {"features": 10, "frozen": 3, "digits": 20, "runs": 1, "split": 3, "cost": 9, "ablations": 10}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=parts)
     parser.add_argument("--repeats", type=int, help=f"draws, seeds or repeats (default: {usual})")
