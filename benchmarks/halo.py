@@ -62,7 +62,9 @@ def fitted_methods(seen: Outputs, held: Outputs | None) -> Iterator[tuple[str, P
     if (np.bincount(held.labels, minlength=len(held.class_counts)) > 0).all():
         yield "MARC on validation", MARC().fit(held)
     yield "MARC on training + validation", MARC().fit(joined(seen, held))
-    yield "HALO", HALO().fit(seen, validation=held)
+    halo = HALO().fit(seen, validation=held)
+    yield "HALO", halo
+    yield "HALO, target prior of training", halo.with_target_prior("train")
     yield "Auto", Auto().fit(seen, validation=held)
 
 
@@ -168,7 +170,7 @@ def frozen(seeds: int, folders: list[Path]) -> None:
             f"Per cent, but NLL. {of_seeds(seeds)}"
         )
         title = f"HALO on frozen features, linear heads fitted {length}"
-        rows = compare(halo_cases.frozen(seeds, steps), keep=f"frozen-{steps}")
+        rows = compare(halo_cases.frozen(range(seeds), steps), keep=f"frozen-{steps}")
         write(f"frozen-{length}", title, rows, notes, seeds=seeds, steps=steps)
 
 
@@ -218,7 +220,7 @@ def cost(repeats: int, folders: list[Path]) -> None:
         spent = {name: [] for name in actions}
         for turn in range(repeats):
             for name, action in actions.items():
-                if turn < 3 or name not in ("heads and numbers", "cRT"):
+                if turn < 1 or name not in ("heads and numbers", "cRT"):
                     spent[name].append(_processor(action))
         least = {name: min(own) for name, own in spent.items()}
         row = {"size": title, **{f"{name}, ms": f"{1e3 * own:.1f}" for name, own in least.items()}}
@@ -227,7 +229,7 @@ def cost(repeats: int, folders: list[Path]) -> None:
         rows.append(row)
     notes = (
         "Processor time of one thread, fastest of "
-        f"{repeats} turns. Five numbers: the fit on held-out scores, as MARC's is on training logits. Scores: the two "
+        f"{repeats} turns (all heads and cRT: one). Five numbers: the fit on held-out scores, as MARC's is on training logits. Scores: the two "
         "heads applied to the held-out features first. Heads and numbers: all of HALO's fit."
     )
     write("cost", "What HALO costs", rows, notes, repeats=repeats)

@@ -154,6 +154,15 @@ def test_rows_that_are_equal_by_chance_are_no_leak():
         HALO().fit(coarse[0], y, validation=(coarse[0], y))
 
 
+def test_few_held_out_samples_are_said():
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [40, 10])
+    logits = [2 * np.eye(2)[y] + rng.normal(size=(50, 2)) for _ in range(2)]
+    assert HALO().fit(logits[0], y, validation=(logits[1], y)).held_out_ == "logits alone; 50 held-out samples"
+    few = HALO().fit(logits[0], y, validation=(logits[1][1:], y[1:]))
+    assert few.held_out_ == "logits alone; 49 held-out samples (few: the numbers stay near those usual for networks)"
+
+
 def test_numbers_that_overflow_are_no_answer():
     y = np.repeat([0, 1], [40, 10])
     huge = 3e38 * (np.eye(2)[y] - 0.5).astype(np.float32)
@@ -182,10 +191,11 @@ def test_logits_of_any_size_are_solved(size):
         assert found.nll == pytest.approx(expected.nll, abs=0.05)
 
 
-def naive_numbers(names, scores, vectors, labels, weights):
-    """The same fit by plain BFGS on the formula."""
+def naive_numbers(names, scores, vectors, labels, weights, of_vectors=1.0):
+    """The same fit by plain BFGS on the formula; `of_vectors`: what the last deviations are multiplied by."""
     means = np.array([PRIORS[name].mean for name in names])
     deviations = np.array([PRIORS[name].deviation for name in names])
+    deviations[len(scores) :] *= of_vectors
 
     def value(x):
         logits = sum(number * score for number, score in zip(x, scores, strict=False))
@@ -241,6 +251,7 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
         np.stack([log_prior, halo.log_norms_])[:, :6],
         head_only.labels,
         sample_weights(head_only.labels, train.class_counts),
+        of_vectors=0.1,  # classes that are missing: their biases are extrapolated
     )
     assert list(halo.numbers_.values()) == pytest.approx(expected, abs=1e-4)
     one = kept & (held_out.labels == 0)

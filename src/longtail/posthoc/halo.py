@@ -46,6 +46,7 @@ from longtail.posthoc.unseen import require_unseen
 
 NAMED = 5  # classes without held-out samples that are named
 REMEMBERED = 1 << 28  # scores of held-out samples, 1 GB; more are computed again in every pass
+FEW = 50  # held-out samples; from fewer the five numbers learn little
 NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
 WAYS = (
@@ -123,7 +124,8 @@ class HALO(PostHoc):
             self.heads_ = self._stack(data, data.features)
         self._fit_numbers(self.mixture(data, validation))
         kind = "a stack of heads" if self.heads_ else "logits alone"
-        self._describe(f"{kind}; {len(validation.labels)} held-out samples", data)
+        number = len(validation.labels)
+        self._describe(f"{kind}; {number} held-out samples", number, data)
 
     def _cross_fit(self, data: FitData) -> None:
         features = require_features(data.features, self)
@@ -132,13 +134,16 @@ class HALO(PostHoc):
         order = np.concatenate([fold.held for fold in folds])
         scores = partial(_fold_scores, folds, LogitRows(features), data.world)
         self._fit_numbers(self._problem(scores, data.labels.numpy()[order], data))
-        self._describe(f"a stack of heads; cross-fitted in {len(folds)} folds on {len(order)} samples", data)
+        self._describe(
+            f"a stack of heads; cross-fitted in {len(folds)} folds on {len(order)} samples", len(order), data
+        )
 
     def _stack(self, data: FitData, features: Array) -> dict[str, LinearHead]:
         statistics = class_statistics(features, data.labels, data.num_classes, data.world)
         return stack_heads(data, features, statistics, self.tolerance)
 
-    def _describe(self, way: str, data: FitData) -> None:
+    def _describe(self, way: str, number: int, data: FitData) -> None:
+        way = way if number >= FEW else f"{way} (few: the numbers stay near those usual for networks)"
         self.held_out_ = way
         if len(self.missing_):
             names = [data.class_names[c] for c in self.missing_[:NAMED]]
@@ -186,7 +191,8 @@ class HALO(PostHoc):
         known = {"prior": self.log_prior_, **({"norms": self.log_norms_} if self.log_norms_.any() else {})}
         vectors = torch.from_numpy(np.stack(list(known.values()))[:, present])
         names = ["model", *self.heads_, *known]
-        return Stack(names, held if kept is None else lambda: kept, vectors, train.world)
+        passes = held if kept is None else lambda: kept
+        return Stack(names, passes, vectors, train.world, extrapolated=len(self.missing_) > 0)
 
     def refitted(self, train: FitData, held_out: FitData) -> Self:
         """The same heads with numbers fitted on other held-out samples."""

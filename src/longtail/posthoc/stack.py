@@ -30,6 +30,9 @@ LAST_STEP, LAST_EXACT_STEP = 0.02, 1e-8
 ROUNDING = 1e-6  # of a value, relative to the samples' number: float32 scores tell no smaller decrease
 BLOCK = 1 << 17  # scores of one head worked on at a time: they stay in the processor's cache
 SMALLEST, LARGEST = 1e-12, 1e12  # scores whose products float32 numbers still hold
+# Many images of few classes look as if they told the slope of the biases well, but each class has a bias of its own:
+# where other classes are missing, what is usual for networks says more of them than that slope.
+EXTRAPOLATED = 0.1  # times the deviations of the numbers of class vectors
 FAR = 3.0  # deviations from the prior's mean
 FLAT = 0.05  # curvature of the model's own factor for scores that hardly tell classes apart
 UNIT_STEP = float(np.log(4))
@@ -122,10 +125,17 @@ class Stack:
         held: goes through this process's share of the samples once.
         vectors: (V, K) float64.
         world: processes that share the samples.
+        extrapolated: whether classes are missing, for which the numbers of the vectors are extrapolated.
     """
 
     def __init__(
-        self, names: Sequence[str], held: Callable[[], Iterable[Held]], vectors: Tensor, world: World = SINGLE_PROCESS
+        self,
+        names: Sequence[str],
+        held: Callable[[], Iterable[Held]],
+        vectors: Tensor,
+        world: World = SINGLE_PROCESS,
+        *,
+        extrapolated: bool = False,
     ) -> None:
         self.names = names
         self.held = held
@@ -136,7 +146,9 @@ class Stack:
         self.curvature = 0.0  # of the model's own factor in the last pass, per sample
         self.passes = 0
         self.means = np.array([PRIORS[name].mean for name in names])
-        self.precision = np.array([PRIORS[name].deviation for name in names]) ** -2
+        deviations = np.array([PRIORS[name].deviation for name in names])
+        deviations[self.count :] *= EXTRAPOLATED if extrapolated else 1.0
+        self.precision = deviations**-2
 
     def solve(self, *, exact: bool = False) -> Solution:
         """Newton's method; few passes, because the prior's means are a good start.
