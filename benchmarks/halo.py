@@ -228,9 +228,9 @@ def cost(repeats: int, folders: list[Path]) -> None:
         row["balanced head / cRT"] = f"{least['heads and numbers'] / least['cRT']:.2f}"
         rows.append(row)
     notes = (
-        "Processor time of one thread, fastest of "
-        f"{repeats} turns (all heads and cRT: one). Five numbers: the fit on held-out scores, as MARC's is on training logits. Scores: the two "
-        "heads applied to the held-out features first. Heads and numbers: all of HALO's fit."
+        f"Processor time of one thread, fastest of {repeats} turns (all heads and cRT: one). Five numbers: the fit on "
+        "held-out scores, as MARC's is on training logits. Scores: the two heads applied to the held-out features "
+        "first. Heads and numbers: all of HALO's fit."
     )
     write("cost", "What HALO costs", rows, notes, repeats=repeats)
 
