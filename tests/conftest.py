@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 
 # The networks of the tests are small: more threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -134,3 +135,21 @@ def cifar_root(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 unpack.write_cifar10(root / layout, bool(binary))
                 unpack.write_cifar100(root / layout, bool(binary))
     return root
+
+
+@pytest.fixture
+def refused():
+    """Checks that reading a file gives one line that names it, and takes little memory."""
+    from longtail.errors import UserError
+
+    def check(read, path: Path) -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(UserError) as error:
+            read(path)
+        said = str(error.value)
+        assert path.name in said
+        assert len(said.splitlines()) == 1
+        assert len(said) < 600
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kB: 1 GB
+
+    return check

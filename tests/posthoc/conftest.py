@@ -5,6 +5,7 @@ import torch
 from scipy.optimize import approx_fprime
 
 from longtail import Outputs
+from longtail.metrics.scores import evaluate_logits
 
 RNG = np.random.default_rng(7)
 
@@ -40,3 +41,16 @@ def check_gradient(problem, size, seed=0):
     numeric = approx_fprime(x, lambda at: problem.value_and_gradient(at)[0], 1e-6)
     np.testing.assert_allclose(gradient, numeric, atol=2e-5)
     return x, value
+
+
+def problem_data(seed=0, classes=4, counts=(60, 25, 10, 4)):
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(classes), counts)
+    logits = rng.normal(size=(len(y), classes)) + 1.5 * np.eye(classes)[y] + np.linspace(1.5, -1.5, classes)
+    return logits.astype(np.float32), y, np.array(counts), rng.uniform(0.5, 2, classes)
+
+
+def balanced(logits, features):
+    counts = np.bincount(features["y"])
+    per_class = np.array(evaluate_logits(logits, features["test_y"], counts).per_class)
+    return 100 * np.array([per_class.mean(), per_class[:3].mean(), per_class[3:7].mean(), per_class[7:].mean()])

@@ -49,7 +49,7 @@ def test_scaling_makes_badly_scaled_classes_easy():
 
 def test_noise_on_the_value_does_not_stop_it():
     """float32 leaves about 1e-7 of noise on the value; the gradient is good to much less."""
-    solution = minimise(Quadratic(classes=5, noise=1e-7, coupling=1e-3), np.zeros(10), tolerance=1e-9)
+    solution = minimise(Quadratic(noise=1e-7, coupling=1e-2), np.zeros(60), tolerance=1e-9)
     assert solution.converged
     assert solution.gradient <= 1e-9
     assert solution.evaluations < 20
