@@ -22,6 +22,30 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "1.0",
         "2.0",
     ): "three seeds or more, and n + 2 images of a class, leave at least 2 degrees of freedom",
+    (
+        "metrics/intervals.py",
+        "found = np.flatnonzero(change.high < 0).tolist()",
+        "change.high < 0",
+        "change.high <= 0",
+    ): "a bound is a whole number of images plus an irrational multiple of a root: it is never exactly 0",
+    (
+        "metrics/state.py",
+        "return ((2 * last - counts + 1) / 2)[codes]",
+        "(2 * last - counts + 1) / 2",
+        "(2 * last - counts + 1) * 2",
+    ): "a factor of all ranks changes no correlation",
+    (
+        "metrics/state.py",
+        "return ((2 * last - counts + 1) / 2)[codes]",
+        "1",
+        "2",
+    ): "a shift of all ranks changes no correlation",
+    (
+        "metrics/state.py",
+        "return round(float(np.corrcoef(_ranks(first), _ranks(second))[0, 1]), 12)",
+        "12",
+        "13",
+    ): "the digits after the twelfth are rounding error",
     ("metrics/scores.py", "CHUNK_ROWS = 1024", "1024", "1025"): "how many rows are read at a time changes no score",
     (
         "posthoc/affine.py",

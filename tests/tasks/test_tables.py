@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from longtail.errors import UserError
-from longtail.metrics.table import SCORES
+from longtail.metrics.intervals import Interval
+from longtail.metrics.table import MAIN_SCORES, SCORES
 from longtail.report.terminal import terminal_table
 from longtail.tasks.table_rows import summarise
-from longtail.tasks.tables import latex, markdown, tidy_csv, write_tables
+from longtail.tasks.tables import latex, markdown, show_difference, tidy_csv, write_tables
 
 LABELS = np.repeat(np.arange(4), 50)
 
@@ -140,6 +141,39 @@ def test_fewer_than_three_seeds_claim_no_interval_over_seeds(tmp_path):
     assert "with its 95 % interval over test images only" in markdown(rows, "")
 
 
+def test_one_method_alone(tmp_path):
+    softmax = [result for result in make(tmp_path) if result["method"] == "softmax"]
+    one, two = (markdown(summarise(softmax[:seeds], tmp_path), "") for seeds in (1, 2))
+    assert "Per cent (but NLL, Brier); one seed. " in one
+    assert "seeds 0" not in one
+    assert "; 2 seeds: mean. " in two
+    values = ", ".join(f"{100 * result['metrics']['balanced']:.1f}" for result in softmax[:2])
+    assert "| Method | Balanced accuracy, seeds 0, 1 | vs Softmax | vs MARC |" in two
+    assert f"| Softmax | {values} |  |  |" in two
+
+
+def test_every_line_has_a_cell_per_column(tmp_path):
+    rows = summarise(make(tmp_path), tmp_path)
+    lines = markdown(rows, "").splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("| Method"))
+    table = lines[start : lines.index("", start)]
+    columns = len(SCORES) + 6
+    assert [line.count("|") for line in table] == [columns + 1] * len(table)
+    assert table[1] == "|---|" + "---:|" * (columns - 2) + "---|"
+    text = latex(rows, "")
+    assert rf"\begin{{tabular}}{{l{'c' * len(MAIN_SCORES)}}}" in text
+    assert rf"\multicolumn{{{len(MAIN_SCORES) + 1}}}{{l}}{{\emph{{Standard training}}}}" in text
+    second = next(line for line in text.splitlines() if line.startswith("Decouple-LWS"))
+    assert second.count("&") == len(MAIN_SCORES)
+    assert second.split("&")[1].strip().startswith(r"\underline{")
+
+
+def test_a_difference_without_interval_is_its_value():
+    assert show_difference(Interval(0.304, None, None)) == "+30.4"
+    assert show_difference(Interval(0.304, 0.5, None)) == "+30.4"
+    assert show_difference(Interval(0.304, -0.1, 0.7)) == "+30.4 [-10.0, +70.0]"
+
+
 def test_equal_numbers_are_marked_alike(tmp_path):
     lines = markdown(summarise(make(tmp_path), tmp_path), "made up").splitlines()
     medium = [line.split("|")[3].strip() for line in lines if line.startswith(("| Soft", "| MARC", "| Deco"))]
@@ -151,6 +185,7 @@ def test_csv_is_tidy(tmp_path):
     assert len(lines) == 9 * len(SCORES)
     assert {line["score"] for line in lines} == set(SCORES)
     assert [line["value"] for line in lines if line["score"] == "few"] == [""] * 9
+    assert [float(line["value"]) for line in lines if line["score"] == "medium"] == [0.5] * 9
 
 
 def test_everything_is_written(tmp_path):

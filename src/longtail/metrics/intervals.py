@@ -122,10 +122,9 @@ def class_differences(first: np.ndarray, second: np.ndarray, labels: np.ndarray,
         value = np.where(sizes > 0, total / sizes, np.nan)
     centre = total / (sizes + 2)
     half = ndtri(0.5 + CONFIDENCE / 2) * np.sqrt(np.maximum(squares + 1 - total * centre, 0)) / (sizes + 2)
-    absent = np.where(sizes > 0, 0.0, np.nan)
-    # The adjustment moves the centre of the interval; the observed value must still lie inside.
+    # The adjustment moves the centre of the interval; the observed value must still lie inside. NaN stays NaN.
     low, high = np.minimum(centre - half, value), np.maximum(centre + half, value)
-    return ClassIntervals(value, np.maximum(low, -1) + absent, np.minimum(high, 1) + absent)
+    return ClassIntervals(value, np.maximum(low, -1), np.minimum(high, 1))
 
 
 @dataclass(frozen=True)
