@@ -10,7 +10,8 @@ and a smaller version of itself, the number of passes over all rows is small, wh
   of the value are taken from the gradient (trapezoid rule);
 - what the solution of a similar problem learnt of the curvature can be passed on (`Solution.memory`): in the scaled
   variables it is nearly the same;
-- "solved" means that the largest entry of the gradient fell to a given share of that at the start.
+- "solved" means that the largest entry of the gradient fell to a given share of that at the start; if rounding in
+  float32 could hide that it did not, the last passes are made in float64.
 
 A problem that sums over several processes does so in its own methods; as all processes see the
 same sums, they take the same steps.
@@ -32,6 +33,7 @@ from longtail.posthoc.curvature import Blocks, Memory, Scaling, Unscaled
 ROUGH = 1e-2  # to what share a part is solved: its answer differs by more from that of all rows
 FAR_ROUND, ROUND = 4, 10  # passes before the blocks are taken anew
 NEGLIGIBLE = 1e-13  # a gradient that is rounding of a loss of about 1: there is nothing to move
+TRUSTED = 1e-2  # share of the first gradient: if rounding is more, float32 cannot even tell where to begin
 SMALL_CHANGE = 1e-6  # relative changes of the value below this are taken from the gradient
 DECREASE, FLATTER = 1e-4, 0.9  # Wolfe's conditions on a step: value falls, slope is smaller
 
@@ -54,6 +56,11 @@ class Problem(ABC):
     def smaller(self) -> Problem | None:
         """Nearly the same problem on fewer rows; None if that would save nothing."""
         return None
+
+    @property
+    def rounding(self) -> float:
+        """About how far rounding can change an entry of the gradient; 0 where that does not matter."""
+        return 0.0
 
     def refine(self) -> bool:
         """Work more precisely from now on; False if that is not possible."""
@@ -103,12 +110,17 @@ def minimise(
     began = time.perf_counter()
     smaller = problem.smaller() if first is None else None
     search = _Search(problem, start, blocks=smaller is None, memory=memory)
+    if problem.rounding > TRUSTED * (first or search.largest) and problem.refine():
+        search.look_again()
     if first is None:
         first = search.largest
     goal = max(tolerance * first, NEGLIGIBLE)
     if smaller is not None and search.largest > goal:
         x, _ = _rough(smaller, start, search, max_evaluations)
         search.try_point(x)
+    search.until(max(goal, problem.rounding), max_evaluations)
+    if goal < problem.rounding and problem.refine():
+        search.look_again()
     search.until(goal, max_evaluations)
     relative = search.largest / first if first else 0.0
     passes = math.ceil(search.passes - 1e-9)
@@ -158,6 +170,10 @@ class _Search:
         else:
             self.value, self.gradient = self.problem.value_and_gradient(self.x)
 
+    def look_again(self) -> None:
+        """Evaluate the same point, after the problem was refined."""
+        self._evaluate_here()
+
     @property
     def largest(self) -> float:
         """Largest entry of the gradient."""
@@ -181,7 +197,7 @@ class _Search:
             self._round(goal, limit_here)
             is_slow = self.value > before[0] - SMALL_CHANGE * abs(before[0]) and self.largest > 0.5 * before[1]
             if is_slow and self.largest > goal and self.problem.refine():
-                self._evaluate_here()
+                self.look_again()
             elif not (self.value < before[0] or self.largest < before[1]):
                 break
 
