@@ -10,23 +10,14 @@ choice that solving for every gamma gives, for several draws of the held-out ima
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import numpy as np
-from common import shared_folder, write_results
+from common import processor_seconds, shared_folder, write_results
 
 from longtail import MARC, Outputs
 from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.marc import GAMMAS
 
 DRAWS = ((0, 5000), (1, 2500), (2, 1000), (3, 5000), (4, 2500), (5, 1000))
-
-
-def timed(action: Callable[[], object]) -> float:
-    before = time.process_time()
-    action()
-    return time.process_time() - before
 
 
 def price(fitted_on: Outputs, test: Outputs) -> None:
@@ -47,9 +38,9 @@ def price(fitted_on: Outputs, test: Outputs) -> None:
 
         inside, rest = some(held_out), some(~held_out)
         auto = MARC("auto")
-        one = timed(lambda: MARC().fit(fitted_on))
-        chosen = timed(lambda auto=auto, inside=inside: auto.fit(fitted_on, validation=inside))
-        whole = timed(lambda: MARC().fit_path(fitted_on))
+        one = processor_seconds(lambda: MARC().fit(fitted_on))
+        chosen = processor_seconds(lambda auto=auto, inside=inside: auto.fit(fitted_on, validation=inside))
+        whole = processor_seconds(lambda: MARC().fit_path(fitted_on))
         best = max(path, key=lambda gamma: (round(score(path[gamma], inside), 9), -abs(gamma - 1.2)))
         rows.append(
             {

@@ -14,13 +14,12 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import peak_memory_mb, restart_peak_memory, shared_folder, write_results
+from common import peak_memory_mb, processor_seconds, restart_peak_memory, shared_folder, write_results
 
 from longtail import MARC, Outputs
 from longtail.core.mapped import create
@@ -77,12 +76,6 @@ def balanced(outputs: Outputs, scale: np.ndarray, shift: np.ndarray) -> float:
         int(((logits * factor + offset).argmax(1) == labels[rows]).sum()) for rows, logits in outputs.rows().chunks()
     )
     return 100 * right / len(outputs)
-
-
-def processor_seconds(action: Callable[[], object]) -> float:
-    before = time.process_time()
-    action()
-    return time.process_time() - before
 
 
 def product_speeds(outputs: Outputs) -> tuple[float, float]:
