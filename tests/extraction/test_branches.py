@@ -246,3 +246,25 @@ def test_a_model_of_probabilities_is_not_attached_to_sample_by_sample(data):
         attached(data[0][1:2])
     signed = longtail.attach(After(lambda z: z - z.mean(1, keepdim=True) + 1 / CLASSES), method)
     signed(data[0])  # its rows sum to 1, but have negative numbers
+
+
+def test_numbers_that_are_not_finite_are_not_taken_for_a_branch(data):
+    x, labels = data
+    loader = DataLoader(TensorDataset(torch.cat([x[:-1], torch.full((1, 6), torch.nan)]), labels), 10)
+    with pytest.raises(UserError, match="NaN|not finite|nan"):
+        longtail.calibrate(After(lambda z: z), loader, device="cpu")
+
+
+def test_batches_without_samples_are_left_out(data):
+    x, labels = data
+    outputs = longtail.extract(
+        After(lambda z: z), [(x[:0], labels[:0]), (x, labels), (x[:0], labels[:0])], device="cpu"
+    )
+    assert len(outputs) == SIZE
+    with pytest.raises(UserError, match="the loader gave no batches"):
+        longtail.extract(After(lambda z: z), [(x[:0], labels[:0])], device="cpu")
+
+
+def test_numbers_are_no_batches():
+    with pytest.raises(UserError, match=r"a batch or sample must be \(inputs, labels\) or .* not int"):
+        longtail.extract(After(lambda z: z), [1, 2, 3], device="cpu")

@@ -54,6 +54,16 @@ class Listed(Dataset):
         return self.make(place)
 
 
+class Workers(Listed):
+    """Read by batches alone: a single sample cannot be asked for."""
+
+    def __getitem__(self, place):
+        raise RuntimeError("no file is open")
+
+    def __getitems__(self, places):
+        return [self.make(place) for place in places]
+
+
 def domains(place):
     return X[place], int(DOMAIN[place]), int(Y[place])
 
@@ -98,6 +108,7 @@ ASKED = {
     "index": (DataLoader(Listed(numbered), 8), SEVERAL),
     "tensors": (DataLoader(TensorDataset(X, DOMAIN, Y), 8), SEVERAL),
     "a list that fits neither": (DataLoader(Listed(domains, targets=[2] * SIZE), 8), SEVERAL),
+    "samples that only workers can read": (Workers(domains, targets=Y), SEVERAL),
     "a list of other length": (DataLoader(Listed(domains, targets=[0, 1]), 8), SEVERAL),
     "one-hot labels and a number": ([(X, torch.eye(3)[Y], torch.arange(SIZE))], SEVERAL),
     "labels that are not whole and a number": ([(X, Y.float(), torch.arange(SIZE))], SEVERAL),

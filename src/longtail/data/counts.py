@@ -88,7 +88,7 @@ def training_labels(dataset: Any) -> np.ndarray | None:
     labels = dataset_labels(dataset, unchanged=True)
     if labels is None or _is_hugging_face(dataset):
         return labels
-    with random_state_kept(), suppress(UserError):  # its samples may have another form
+    with random_state_kept(), suppress(Exception):  # somebody else's code, or samples of another form: not known then
         return labels if _agree(labels, dataset) else None
     return None
 

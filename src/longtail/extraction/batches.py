@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 from longtail.core.random_state import random_state_kept
 from longtail.data.counts import dataset_labels
 from longtail.data.label_entry import Key, label_key
-from longtail.data.labels import LABEL_NAMES
 from longtail.errors import UserError
 from longtail.networks.attached import Attached
 from longtail.networks.head import unwrap
@@ -59,9 +58,9 @@ def split_batch(batch: Any, model: nn.Module, device: torch.device, key: Key | N
 
 def key_for(batch: Any, source: Any) -> Key:
     """Where the labels are in the batches of a loader or data set, of which this is one."""
-    entries = 1 + sum(name in batch for name in LABEL_NAMES) if isinstance(batch, Mapping) else len(batch)
+    several = len(batch) > 2 if isinstance(batch, tuple | list) else isinstance(batch, Mapping)
     dataset = getattr(source, "dataset", source)
-    if entries <= 2 or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+    if not several or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return label_key(batch)
     with random_state_kept():
         return label_key(batch, dataset, dataset_labels(dataset))

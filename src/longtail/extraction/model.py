@@ -127,6 +127,8 @@ def run_over(
         for raw, is_new in in_step(shown, world) if together else ((batch, True) for batch in shown):
             key = key_for(raw, loader) if key is None else key
             batch = split_batch(raw, model, ready.device, key)
+            if not len(batch) and not together:
+                continue
             if first is None:
                 first = known = find(model, batch, head) if known is None else known
                 check(first)

@@ -84,7 +84,7 @@ def read(model: nn.Module, head: Head, batch: Batch) -> Said:
         explained, logits = holds(answer, sum(head.gains), lambda *change: moved, head.formed), answer
     else:
         given = accounted(head.way, layers, head.gains, seen, answer)
-        explained = given is not None and alike(head.formed(given), answer)
+        explained = given is not None and _alike_where_finite(head.formed(given), answer)
         logits = answer if head.form == "logits" or given is None else given
     found = [one_vector_each(layer, seen[path], len(batch)) for path, layer in layers.items()]
     features = [one for one in found if one is not None]
@@ -93,6 +93,12 @@ def read(model: nn.Module, head: Head, batch: Batch) -> Said:
     if not head.has_features:
         return Said(logits, None)
     return Said(logits, features[0] if len(features) == 1 else torch.cat([one.float() for one in features], 1))
+
+
+def _alike_where_finite(given: Tensor, answer: Tensor) -> bool:
+    """Whether two outputs are the same; rows that are not finite are named by the check of the logits."""
+    rows = answer.isfinite().all(1)
+    return not bool(rows.any()) or (given.shape == answer.shape and alike(given[rows], answer[rows]))
 
 
 def unexplained(model: nn.Module, head: Head) -> Head:
