@@ -1,0 +1,128 @@
+"""Parts of the rows, weights of the classes, and float32: the same problem in other forms."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longtail import MARC
+from longtail.outputs.rows import LogitRows
+from longtail.posthoc import affine
+from longtail.posthoc.affine import FEWEST, PART, AffineProblem, _largest_part
+from longtail.posthoc.inputs import from_arrays
+
+COUNTS = np.array([40, 12, 4])
+
+
+def repeated_rows(counts=COUNTS):
+    """Every class repeats one row: any part of the rows that stands for all of them is the same problem."""
+    own = np.random.default_rng(0).normal(size=(len(counts), len(counts))) + 2 * np.eye(len(counts))
+    y = np.repeat(np.arange(len(counts)), counts)
+    return own[y].astype(np.float32), y
+
+
+def problem_of(logits, y, **options):
+    weights = torch.from_numpy(np.linspace(1, 2, len(np.unique(y)))[y] / len(y))
+    norms = torch.linspace(0.5, 1.5, logits.shape[1])
+    settings = {"ridge": 0.01, "centre": np.full(2 * logits.shape[1], 0.3), **options}
+    return AffineProblem(LogitRows(logits), torch.from_numpy(y), weights, norms, **settings)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 200))
+def test_the_largest_part_is_the_largest(counts, rows):
+    counts = np.array(counts)
+    fitting = [m for m in range(counts.max() + 1) if np.minimum(counts, m).sum() <= rows]
+    assert _largest_part(counts, rows) == max(fitting)
+
+
+def test_a_part_weighs_as_much_as_all_rows(monkeypatch):
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    logits, y = repeated_rows()
+    whole = problem_of(logits, y)
+    part = whole.smaller()
+    size = part.rows.shape[0]
+    most = _largest_part(COUNTS, len(y) // PART)
+    assert np.bincount(part.labels.numpy()).tolist() == np.minimum(COUNTS, most).tolist()
+    assert size <= len(y) // PART
+    assert part.share == pytest.approx(size / len(y))
+    x = np.random.default_rng(1).normal(0.7, 0.3, 6)
+    for problem in (whole, part):
+        problem.refine()
+    (value, gradient, blocks), (other, other_gradient, other_blocks) = (p.with_blocks(x) for p in (whole, part))
+    assert other == pytest.approx(value, rel=1e-9)
+    np.testing.assert_allclose(other_gradient, gradient, rtol=1e-9)
+    np.testing.assert_allclose(other_blocks.aa, blocks.aa, rtol=1e-9)
+    np.testing.assert_allclose(blocks.reach, np.sqrt(blocks.bb) / whole.norms.numpy())
+    np.testing.assert_allclose(blocks.flat, np.concatenate([np.zeros(3), 1 / whole.norms.numpy()]))
+    assert blocks.flat_curvature == 0.01
+
+
+def test_parts_of_parts_know_their_share(monkeypatch):
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    logits, y = repeated_rows(np.array([400, 300, 200]))
+    part = problem_of(logits, y).smaller()
+    nested = part.smaller()
+    assert nested.share == pytest.approx(nested.rows.shape[0] / len(y))
+    assert nested.rows.shape[0] <= part.rows.shape[0] // PART
+
+
+@pytest.mark.parametrize(("each", "has_part"), [(PART * FEWEST, True), (PART * FEWEST - 1, False)])
+def test_no_part_has_fewer_than_a_few_rows_of_a_class(each, has_part, monkeypatch):
+    logits, y = repeated_rows(np.array([each, each]))
+    assert problem_of(logits, y).smaller() is None  # so small that it would save nothing
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    assert (problem_of(logits, y).smaller() is not None) == has_part
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", logits.size)
+    assert problem_of(logits, y).smaller() is None
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", logits.size - 1)
+    assert (problem_of(logits, y).smaller() is not None) == has_part
+
+
+def test_large_problems_are_worked_in_float32_until_they_are_refined(monkeypatch):
+    logits, y = repeated_rows()
+    small = problem_of(logits, y)
+    assert small.rounding == 0
+    assert not small.refine()
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    large = problem_of(logits, y)
+    x = np.random.default_rng(1).normal(0.7, 0.3, 6)
+    exact, rough = small.value_and_gradient(x)[1], large.value_and_gradient(x)[1]
+    assert 0 < np.abs(exact - rough).max() < large.rounding < 1e-5
+    assert large.refine()
+    assert large.rounding == 0
+    np.testing.assert_array_equal(large.value_and_gradient(x)[1], exact)
+    assert not large.refine()
+
+
+def test_without_shifts_beta_stays(monkeypatch):
+    logits, y = repeated_rows()
+    x = np.random.default_rng(1).normal(0.7, 0.3, 6)
+    free, fixed = problem_of(logits, y), problem_of(logits, y, shifts=False)
+    value, gradient, blocks = fixed.with_blocks(x)
+    assert value == free.with_blocks(x)[0]
+    np.testing.assert_array_equal(gradient[:3], free.value_and_gradient(x)[1][:3])
+    np.testing.assert_array_equal(gradient[3:], 0)
+    np.testing.assert_array_equal(blocks.aa, free.with_blocks(x)[2].aa)
+    np.testing.assert_array_equal(blocks.ab, 0)
+    np.testing.assert_array_equal(blocks.bb, 1)
+    assert blocks.flat is None
+
+
+@pytest.mark.parametrize(("max_iter", "passes"), [(None, 500), (7, 7)])
+def test_marc_gives_the_minimiser_its_settings(max_iter, passes, monkeypatch):
+    from longtail.posthoc import marc
+
+    told = []
+    real = marc.minimise
+    monkeypatch.setattr(marc, "minimise", lambda *a, **k: told.append(k) or real(*a, **k))
+    logits, y = repeated_rows()
+    MARC(tolerance=0.5, max_iter=max_iter).fit(logits, y)
+    assert told == [{"tolerance": 0.5, "max_evaluations": passes}]
+
+
+def test_the_problem_of_marc_weighs_samples_by_class_and_divides_by_their_number():
+    logits, y = repeated_rows()
+    problem = MARC(ridge=0.3).problem(from_arrays(logits, y), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    np.testing.assert_allclose(problem.sample_weights, (1.0 + y) / len(y))
+    assert problem.ridge == pytest.approx(0.3 * 10 / 3)
