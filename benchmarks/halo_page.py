@@ -31,10 +31,12 @@ def _asked(folder: Path) -> Iterator[tuple[str, str, str, str]]:
         yield _difference(f"HALO minus MARC: {where}", 0.4, features["MARC"])
         error = float(features["HALO"]["ece"])
         yield f"ECE of HALO: {where}", "at most 3", f"{error:.1f}", _met(error <= 3)
-    if frozen := tables["frozen-fully"]:
-        for name, least in (("MARC", 5.0), ("Logit adjustment", 3.0), ("cRT", 2.0)):
-            where = "CIFAR-100-LT 100, frozen features, fully fitted heads"
-            yield _difference(f"Cross-fitted HALO minus {name}: {where}", least, frozen[name])
+    for name, least in (("MARC", 5.0), ("Logit adjustment", 3.0), ("cRT", 2.0)):
+        what = f"Cross-fitted HALO minus {name}: CIFAR-100-LT 100, frozen features, fully fitted heads"
+        if frozen := tables["frozen-fully"]:
+            yield _difference(what, least, frozen[name])
+        else:
+            yield what, f"at least {least:g}", "not on all classes yet", ""
     for name in COMPARED:
         if table := tables[name]:
             best = max(BASELINES, key=lambda other: float(table[other]["balanced"]))
