@@ -9,7 +9,7 @@ validation split, never on the test split. Finished cells are reused; interrupte
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -147,15 +147,14 @@ def watched(cells: Sequence[Cell], task: Task) -> Iterator[None]:
 
 def _do(cells: Sequence[Cell], jobs: int, display: Display, task: Task | None = None) -> None:
     balanced = SCORES["balanced"]
-    results: Iterable[Any] = _workers(jobs)(delayed(run_cell)(cell) for cell in cells)
-    for number, result in enumerate(results, 1):
+    for number, result in enumerate(_workers(jobs)(delayed(run_cell)(cell) for cell in cells), 1):
         if task:
             task.advance(1)
         shown = f"{balanced.heading.lower()} {balanced.show(result['metrics']['balanced'])}"
         display.line(f"{number} of {len(cells)}  {result['method']}, seed {result['seed']}: {shown}")
 
 
-def _workers(jobs: int) -> Parallel:
+def _workers(jobs: int) -> Any:
     """Results of joblib's workers with the current backend, one by one if the backend can do that."""
     try:
         return Parallel(n_jobs=jobs, return_as="generator_unordered")
