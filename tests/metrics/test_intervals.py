@@ -184,11 +184,11 @@ def test_classes_that_fell_are_named_the_deepest_first():
     before = np.ones(120, bool)
     after = np.concatenate([np.arange(40) >= 10, np.arange(40) >= 39, np.arange(40) >= 30])
     fallen = fallen_classes(before, after, labels, ("cat", "dog", "owl"))
-    assert [str(one) for one in fallen] == ["dog 100 → 2", "owl 100 → 25", "cat 100 → 75"]
+    assert [str(one) for one in fallen] == ["dog (100 → 2)", "owl (100 → 25)", "cat (100 → 75)"]
     assert fallen_classes(after, before, labels, ("cat", "dog", "owl")) == []
     half = np.concatenate([np.arange(40) % 2 == 0, np.arange(40) % 4 != 0, np.ones(40, bool)])
     gone = fallen_classes(half, np.zeros(120, bool), labels, ("cat", "dog", "owl"))
-    assert [str(one) for one in gone] == ["owl 100 → 0", "dog 75 → 0", "cat 50 → 0"]
+    assert [str(one) for one in gone] == ["owl (100 → 0)", "dog (75 → 0)", "cat (50 → 0)"]
     a_little = before.copy()
     a_little[0] = False  # one image of forty is within the interval
     assert fallen_classes(before, a_little, labels, ("cat", "dog", "owl")) == []

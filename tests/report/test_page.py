@@ -284,10 +284,16 @@ def test_any_number_of_classes_fits_desk_and_phone(visit, tmp_path, classes):
             assert page.locator(f"#{chart} .xtick").first.text_content() == "species 0"
         assert page.locator("#confusion-after .ytick text").first.text_content().startswith("species 0")
         assert page.locator("#classes tbody tr").count() == classes
+        legend = page.locator("#accuracy .legendtext").all_text_contents()
+        assert any(" classes" in name and "mean of" in name for name in legend) == (classes > 60)
+        assert page.get_by_text(f"{classes:,} classes in 50 rows and columns").count() == (classes > 50)
         edge = page.locator("#classes").evaluate("table => table.parentElement.getBoundingClientRect().right")
         for title in ("before", "after", "change"):
             box = page.locator("#classes thead").get_by_role("button", name=title, exact=True).bounding_box()
             assert box["x"] + box["width"] <= edge
+        heading = page.locator("#methods th", has_text=SCORES["balanced"].heading).bounding_box()
+        edge = page.locator("#methods").evaluate("table => table.parentElement.getBoundingClientRect().right")
+        assert heading["x"] + heading["width"] <= edge  # of many columns this one is seen without scrolling
         assert page.complaints == []
 
 

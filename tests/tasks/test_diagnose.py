@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from longtail import HALO, MARC, LogitAdjustment, Outputs
+from longtail.cli.commands.diagnose import Diagnose, show
 from longtail.cli.main import main
 from longtail.errors import UserError
 from longtail.posthoc.candidates import try_candidates
@@ -18,7 +19,7 @@ def outputs_of(data, split):
     return Outputs(y, counts, logits=logits, head_weight=data["weight"], head_bias=data["bias"], split=split)
 
 
-def test_a_biased_network_is_recognised(cifar_features):
+def test_a_biased_network_is_recognised(cifar_features, tmp_path, capsys):
     train, held_out = (outputs_of(cifar_features, split) for split in ("train", "test"))
     diagnosis = diagnose(held_out, train)
     assert diagnosis.biased
@@ -30,6 +31,12 @@ def test_a_biased_network_is_recognised(cifar_features):
     repaired = (MARC().fit(train).predict(held_out.logits) == held_out.labels).mean()
     assert gains["marc"].value == pytest.approx(repaired - 0.6896, abs=1e-3)
     assert 0.05 < diagnosis.gain.low < diagnosis.gain.high < 0.12
+    (tmp_path / "my run").mkdir()
+    show(Diagnose(source=tmp_path / "my run"), diagnosis)
+    printed = capsys.readouterr()
+    assert f"to do it: longtail calibrate '{tmp_path}/my run' --method halo" in printed.err
+    assert "HALO ←" in printed.out
+    assert "simplest within one standard error of the best" in " ".join(printed.out.split())
     assert diagnosis.tail_gain.value > diagnosis.gain.value
     text = diagnosis.sentences()
     assert text.count(". ") == 1

@@ -34,7 +34,7 @@ def test_only_classes_that_surely_fell_are_named():
     before = np.r_[np.arange(100) < 63, np.arange(100) < 50, [True, True, False]]
     after = np.r_[np.zeros(100, bool), np.arange(100) < 49, [True, False, False]]
     fallen = fallen_classes(before, after, labels, ["Unknown", "cat", "dog"])
-    assert [str(one) for one in fallen] == ["Unknown 63 → 0"]
+    assert [str(one) for one in fallen] == ["Unknown (63 → 0)"]
 
 
 def test_a_natural_tail_shows_its_price():

@@ -9,12 +9,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from longtail.core.text import clock, visible
 
 LINE_SECONDS = 10.0
+WIDE, NARROW = 100, 72  # columns of a terminal: everything is shown from the first on, and no bar below the second
 
 
 class PlainConsole(Console):
@@ -43,9 +52,8 @@ class Task:
         self.first = min(self.first, self.done)  # a resumed job may continue from an earlier point
         self.note = note or self.note
         if self._bar:
-            self._bar.update(
-                self._bar.task_ids[0], completed=self.done, note=f"{self.speed:.0f} {self.unit}/s  {self.note}"
-            )
+            speed = f"{self.speed:.0f} {self.unit}/s"
+            self._bar.update(self._bar.task_ids[0], completed=self.done, speed=speed, note=self.note)
         elif time.monotonic() - self._last_line > LINE_SECONDS:
             self._last_line = time.monotonic()
             self._display.line(self.describe())
@@ -91,11 +99,21 @@ class Display:
         if self.quiet or not (sys.stderr.isatty() or self.error.is_jupyter):
             yield task
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=self.error) as bar:
-            bar.add_task(title, total=total, completed=done, note="")
+        with Progress(*_columns(self.error.width), console=self.error) as bar:
+            bar.add_task(title, total=total, completed=done, speed="", note="")
             task._bar = bar
             yield task
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """What a bar shows: in a narrow terminal only what fits without being cut."""
+    title, left, speed = TextColumn("{task.description}"), TimeRemainingColumn(), TextColumn("{task.fields[speed]}")
+    note, percent = TextColumn("{task.fields[note]}"), TextColumn("{task.percentage:3.0f} %")
+    if width >= WIDE:
+        return [title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left, speed, note]
+    if width >= NARROW:
+        return [title, BarColumn(bar_width=10), percent, left, speed, note]
+    return [title, percent, left, speed]
 
 
 QUIET = Display(quiet=True)

@@ -136,7 +136,7 @@ class Fallen:
     after: float
 
     def __str__(self) -> str:
-        return f"{self.name} {100 * self.before:.0f} → {100 * self.after:.0f}"
+        return f"{self.name} ({100 * self.before:.0f} → {100 * self.after:.0f})"
 
 
 def fallen_classes(before: np.ndarray, after: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> list[Fallen]:

@@ -62,6 +62,8 @@ def write_page(summary: Summary, context: Context, path: Path) -> Path:
         pictures=any(item["pictures"] for item in shown["worst"]),
         version=__version__,
         facts=context.facts,
+        rows=len(shown["confusion"]["names"]),
+        classes=len(summary.class_names),
         fallen=", ".join(shown["fallen"]) or "no class",
         style=_asset("page.css"),
         script=_asset("page.js"),
@@ -185,11 +187,14 @@ def _state(state: State, order: np.ndarray) -> dict[str, Any]:
 def _confusion(summary: Summary) -> dict[str, Any]:
     before, groups = grouped_confusion(summary.before.metrics, summary.order)
     after, _ = grouped_confusion(summary.after.metrics, summary.order)
-    names = []
+    names, ticks = [], []
     for group in groups:
         first, last = (summary.class_names[summary.order[place]] for place in (group.start, group.stop - 1))
-        names.append(first if group.stop - group.start == 1 else f"{first} … {last}")
-    return {"names": names, "before": [_percents(row) for row in before], "after": [_percents(row) for row in after]}
+        alone = group.stop - group.start == 1
+        names.append(first if alone else f"{first} … {last}")
+        ticks.append(first if alone else f"{first} …")
+    tables = {name: [_percents(row) for row in table] for name, table in (("before", before), ("after", after))}
+    return {"names": names, "ticks": ticks, **tables}
 
 
 def _mixed_up(summary: Summary, context: Context, confusion: Confusion, state: State) -> dict[str, Any]:

@@ -57,10 +57,17 @@ def fallen_text(fallen: list[Fallen], most: int = 10) -> str:
     """The names of classes whose accuracy fell; of many classes, only the largest falls.
 
     >>> fallen_text([Fallen("Unknown", 0.63, 0.0), Fallen("cat", 0.8, 0.7)], most=1)
-    'Unknown 63 → 0, and 1 more'
+    'Unknown (63 → 0), and 1 more'
     """
     more = f", and {len(fallen) - most} more" if len(fallen) > most else ""
     return ", ".join(str(one) for one in fallen[:most]) + more
+
+
+# How the method marked with an arrow was chosen: the rule of `Trial.chosen`.
+ARROW = (
+    "← of the methods clearly better than the unchanged model, the simplest within one standard error of the best "
+    "(a higher log-likelihood is better)"
+)
 
 
 def trial_table(trial: Trial) -> Table:
@@ -68,6 +75,7 @@ def trial_table(trial: Trial) -> Table:
     table = Table("method", title="chosen by the log-likelihood of held-out samples at the target prior")
     for heading in ("log-likelihood", "minus the model as it is", "standard error"):
         table.add_column(heading, justify="right")
+    table.caption = ARROW
     chosen = trial.chosen
     for candidate in trial.candidates:
         mark = " ←" if candidate is chosen else ""

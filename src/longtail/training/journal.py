@@ -79,7 +79,10 @@ class Journal:
         if self.resuming:
             changed = differences(Run.open(self.folder).config, self.config)
             if changed:
-                raise UserError(f"{self.folder} was started with another configuration ({'; '.join(changed)})")
+                raise UserError(
+                    f"{self.folder} was started with another configuration ({'; '.join(changed)}); "
+                    "resume it without these options, or replace it with --overwrite"
+                )
         if self.replacing:
             require_only_runs(self.folder)
         require_writable(self.folder)

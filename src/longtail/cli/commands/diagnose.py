@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> int:
     else:
         held_out, train = _of_file(options)
     diagnosis = diagnose(held_out, train)
-    _show(options, diagnosis)
+    show(options, diagnosis)
     return 0
 
 
@@ -85,7 +86,8 @@ def _of_file(options: Diagnose) -> tuple[Outputs, Outputs | None]:
     return held_out.with_counts_of(train), train
 
 
-def _show(options: Diagnose, diagnosis: Diagnosis) -> None:
+def show(options: Diagnose, diagnosis: Diagnosis) -> None:
+    """Print a diagnosis: scores, what each method would bring, and what to do."""
     from rich.table import Table
 
     from longtail.methods import POSTHOC_METHODS
@@ -106,6 +108,8 @@ def _show(options: Diagnose, diagnosis: Diagnosis) -> None:
         title = POSTHOC_METHODS[diagnosis.nearest].title
         display.line(f"{title} lowers the accuracy of these classes: {fallen_text(diagnosis.fallen)}")
     display.out.print(diagnosis.sentences(), markup=False)
+    if diagnosis.helps and options.source.is_dir():
+        display.line(f"to do it: longtail calibrate {shlex.quote(str(options.source))} --method {diagnosis.method}")
     options.print_json(diagnosis.to_dict())
 
 
@@ -113,7 +117,7 @@ def _tried(diagnosis: Diagnosis) -> Table:
     from rich.table import Table
 
     from longtail.methods import POSTHOC_METHODS
-    from longtail.report.terminal import gain_text
+    from longtail.report.terminal import ARROW, gain_text
 
     table = Table("method", title="what calibration would bring, on samples that no fit has seen")
     for heading in ("log-likelihood", "gain in balanced accuracy (points)"):
@@ -123,5 +127,5 @@ def _tried(diagnosis: Diagnosis) -> Table:
         gain = "" if tried.name == "softmax" else gain_text(tried.gain)
         table.add_row(f"{tried.title}{mark}", f"{tried.likelihood:.4f}", gain)
     tail = POSTHOC_METHODS[diagnosis.nearest].title
-    table.caption = f"{tail}, the tail half of the classes: {gain_text(diagnosis.tail_gain)}"
+    table.caption = f"{ARROW}\n{tail}, the tail half of the classes: {gain_text(diagnosis.tail_gain)}"
     return table

@@ -81,13 +81,13 @@ function curve(values, shade, name) {
   if (!crowded) return [{ ...own, mode: "markers", marker: { color: color(shade), size: 8 } }];
   return [
     { ...own, mode: "markers", marker: { color: color(shade), size: 3, opacity: 0.35 }, showlegend: false },
-    { type: "scatter", mode: "lines", x: places, y: runningMean(values), name, line: { color: color(shade), width: 2 }, hoverinfo: "skip" },
+    { type: "scatter", mode: "lines", x: places, y: runningMean(values), name: `${name}, mean of ${2 * REACH + 1} classes`, line: { color: color(shade), width: 2 }, hoverinfo: "skip" },
   ];
 }
+const REACH = Math.ceil(places.length / 60);
 function runningMean(values) {
-  const reach = Math.ceil(values.length / 60);
   return values.map((_, place) => {
-    const near = values.slice(Math.max(place - reach, 0), place + reach + 1).filter((value) => value !== null);
+    const near = values.slice(Math.max(place - REACH, 0), place + REACH + 1).filter((value) => value !== null);
     return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
   });
 }
@@ -143,7 +143,7 @@ function drawConfusion(id, title, values) {
   // On a narrow screen the names at the left have to do for both sides.
   const fits = byId(id).clientWidth > 400;
   const axis = (text, room) => ({ showgrid: false, zeroline: false, automargin: true, title: { text, standoff: 8 },
-    ...(room ? { ...nameTicks(data.confusion.names, room), tickfont: { size: 10 } } : { showticklabels: false, ticks: "" }) });
+    ...(room ? { ...nameTicks(data.confusion.ticks, room), tickfont: { size: 10 } } : { showticklabels: false, ticks: "" }) });
   draw(id, [{
     type: "heatmap", z: values, zmin: 0, zmax: 100, text: names.map((truth) => names.map((other) => `${truth} taken for ${other}`)),
     colorscale: [[0, color("page")], [1, color(id.endsWith("after") ? "after" : "before")]],
