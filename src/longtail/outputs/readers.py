@@ -54,7 +54,8 @@ def _read(path: Path, labels: Path | None, split: str, need_counts: bool) -> Out
         return Outputs.open(path)
     if need_counts and "class_counts" not in arrays:
         raise UserError(
-            f"{path} has no class_counts (K,), the training samples per class; add them, or give the training logits"
+            f"{path} has no class_counts (K,), the training samples per class; add them, or give the training logits "
+            "(--train FILE)"
         )
     return _outputs(path, arrays, split)
 

@@ -187,6 +187,7 @@ def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder:
     state = "solved" if result.converged else "NOT solved"
     chosen = "".join(f", {name} {value:g}" for name, value in method.chosen_.items())
     display.line(f"{options.method}{chosen}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
-    display.line(f"written: {folder}")
+    files = "" if options.source.is_dir() else f" ({', '.join(sorted(path.name for path in folder.glob('[!.]*')))})"
+    display.line(f"written: {folder}{files}")
     rows = {score.split: {"before": score.before.to_dict(), "after": score.after.to_dict()} for score in scores}
     options.print_json({"out": str(folder), "result": vars(result), "chosen": method.chosen_, **rows})
