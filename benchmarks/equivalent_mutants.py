@@ -46,6 +46,24 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "12",
         "13",
     ): "the digits after the twelfth are rounding error",
+    (
+        "tasks/table_rows.py",
+        "pairs = zip(hits, other, strict=True)",
+        "True",
+        "False",
+    ): "both have one row per seed",
+    (
+        "tasks/tables.py",
+        'marks.get(best[name].get(row.method, 2), "{}").format(show_interval(score, row.scores[name]))',
+        "2",
+        "3",
+    ): "any number above 1 has no mark",
+    (
+        "tasks/tables.py",
+        'marks.get(best[name].get(row.method, 2), "%s") % show_interval(score, row.scores[name], plus_minus=r"$\\pm$")',
+        "2",
+        "3",
+    ): "any number above 1 has no mark",
     ("metrics/scores.py", "CHUNK_ROWS = 1024", "1024", "1025"): "how many rows are read at a time changes no score",
     (
         "posthoc/affine.py",

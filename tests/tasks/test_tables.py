@@ -9,7 +9,7 @@ from longtail.metrics.intervals import Interval
 from longtail.metrics.table import MAIN_SCORES, SCORES
 from longtail.report.terminal import terminal_table
 from longtail.tasks.table_rows import summarise
-from longtail.tasks.tables import latex, markdown, show_difference, tidy_csv, write_tables
+from longtail.tasks.tables import latex, markdown, ranks, show_difference, tidy_csv, write_tables
 
 LABELS = np.repeat(np.arange(4), 50)
 
@@ -150,6 +150,22 @@ def test_one_method_alone(tmp_path):
     values = ", ".join(f"{100 * result['metrics']['balanced']:.1f}" for result in softmax[:2])
     assert "| Method | Balanced accuracy, seeds 0, 1 | vs Softmax | vs MARC |" in two
     assert f"| Softmax | {values} |  |  |" in two
+
+
+def test_order_marks_and_seeds(tmp_path):
+    results = make(tmp_path)
+    for result in results:
+        if result["method"] == "lws":
+            result["family"] = "confidence"
+    rows = summarise(results, tmp_path)
+    assert [row.method for row in rows] == ["softmax", "marc", "lws"]
+    assert ranks(rows, SCORES["balanced"]) == {"marc": 0, "lws": 1}
+    text = markdown(rows, "")
+    assert "; mean ± 95 % interval over 3 seeds (Student's). " in text
+    own = [f"{100 * value:+.1f}" for value in rows[1].differences["softmax"]]
+    balanced = {(result["method"], result["seed"]): result["metrics"]["balanced"] for result in results}
+    assert own == [f"{100 * (balanced['marc', seed] - balanced['softmax', seed]):+.1f}" for seed in (0, 1, 2)]
+    assert f" | {', '.join(own)} |" in text
 
 
 def test_every_line_has_a_cell_per_column(tmp_path):
