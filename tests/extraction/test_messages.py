@@ -135,3 +135,13 @@ def test_models_that_cannot_be_copied(tmp_path):
     model, said = Net(), "Net cannot be copied with copy.deepcopy, and .* with longtail.attach$"
     with (tmp_path / "log").open("w") as model.log, pytest.raises(UserError, match=said):
         longtail.calibrate(model, [(X, Y)], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("loader", "kind"),
+    [(None, "NoneType"), ("images/", "str"), ({"train": [(X, Y)]}, "dict"), (X, "Tensor"), (3, "int")],
+)
+def test_what_gives_no_batches(loader, kind):
+    for call in (longtail.calibrate, longtail.extract):
+        with pytest.raises(UserError, match=f"a {kind} gives no batches; pass a DataLoader or a list of batches"):
+            call(Net(), loader, device="cpu")

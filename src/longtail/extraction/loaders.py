@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -52,7 +52,7 @@ def as_batches(loader: Any) -> Iterable[Any]:
         return loader.with_format("torch").iter(batch_size=BATCH)
     if isinstance(loader, Dataset):
         return DataLoader(loader, BATCH)
-    if not isinstance(loader, Iterable):
+    if not isinstance(loader, Iterable) or isinstance(loader, str | Mapping | torch.Tensor):
         raise UserError(f"a {type(loader).__name__} gives no batches; pass a DataLoader or a list of batches")
     return loader
 

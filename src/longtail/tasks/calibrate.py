@@ -119,7 +119,7 @@ def calibrate(
     if images_per_class != "all":
         few = chosen_images(images_per_class, method, np.bincount(known_labels(loader)), seed)
         loader, part = (loader, None) if few is None else few_of(loader, few)
-    orders = [order_of(one) for one in (loader, validation) if one is not None]
+    orders = [order_of(one) for one in (loader, validation)[: 1 if validation is None else 2]]
     with running(model, device, shards=max(order.shards for order in orders)) as ready:
         refuse_copies_of_fsdp(ready.model)
         rows = Rows(np.dtype(np.float32))
