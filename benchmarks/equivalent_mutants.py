@@ -67,7 +67,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     ("metrics/scores.py", "CHUNK_ROWS = 1024", "1024", "1025"): "how many rows are read at a time changes no score",
     (
         "posthoc/affine.py",
-        "return aa + self.ridge, 0 * ab, 0 * bb + 1",
+        "return value, gradient, Blocks(aa, 0 * cross, 0 * bb + 1, np.sqrt(bb) / self.norms.numpy())",
         "0 * bb",
         "0 / bb",
     ): "0 by a positive number is 0 too",

@@ -1,4 +1,4 @@
-"""Every method of the library by name: the table of contents.
+"""Every method of the library by name. The file is long because it is one table, with one entry per method.
 
 The command line, the comparison and the parametrised tests go through these dictionaries.
 """

@@ -101,7 +101,7 @@ class AffineProblem(Problem):
 
     @property
     def rounding(self) -> float:
-        """Of float32 numbers that are added up in chunks; measured, up to eight units of the last digit."""
+        """The rounding error of float32 sums over chunks; measured: up to eight units of the last digit."""
         if self._buffer.dtype == torch.float64:
             return 0.0
         by_scale, by_shift = self.world.sum(self._targets.clone()).abs()
@@ -115,7 +115,7 @@ class AffineProblem(Problem):
         return True
 
     def smaller(self) -> AffineProblem | None:
-        """A few rows of each class, weighing as much as all of that class: tail classes are whole, the head is thin."""
+        """A part of the rows: all of small classes, some of large ones; the weights of the classes stay the same."""
         size, classes = self.rows.shape
         if size * classes <= SMALL_PROBLEM:
             return None
@@ -143,7 +143,7 @@ class AffineProblem(Problem):
         return part
 
     def _label_sums(self) -> Tensor:
-        """The part of the gradient that does not depend on x: minus what the true classes pull."""
+        """The part of the gradient that does not depend on x: that of the true classes."""
         sums = torch.zeros(2, self.rows.shape[1], dtype=torch.float64)
         for rows in self.rows.slices(self.first, self.last):
             labels, weights = self.labels[rows], self.sample_weights[rows]
@@ -170,7 +170,7 @@ class AffineProblem(Problem):
         aa, bb = steep + self.ridge, bent + self.ridge
         if not self.shifts:
             return value, gradient, Blocks(aa, 0 * cross, 0 * bb + 1, np.sqrt(bb) / self.norms.numpy())
-        # The softmax does not see a shift common to all classes; only the ridge does.
+        # A shift common to all classes does not change the softmax; only the ridge depends on it.
         common = np.concatenate([np.zeros(len(bb)), 1 / self.norms.numpy()])
         # A change of the logits by 1, on average over the samples that bend the loss.
         reach = np.sqrt(bb) / self.norms.numpy()

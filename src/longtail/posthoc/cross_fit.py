@@ -1,4 +1,4 @@
-"""Unseen samples without sparing any: heads are fitted anew in folds, each scores the samples it was not fitted on.
+"""Unseen samples without a validation split: heads are fitted in folds, and each scores the samples of its own fold.
 
 This is right where the backbone was never trained on the samples (frozen features, a linear probe):
 then a sample is unseen as soon as the heads have not seen it. The model's own head is fitted anew to
@@ -63,7 +63,7 @@ def cross_fit(data: FitData, features: Array, build_heads: BuildHeads, *, seed: 
 
 
 def _stratified(labels: np.ndarray, number: int, seed: int) -> list[np.ndarray]:
-    """Indices left out by each fold; a class with a single sample is never left out: nothing could be known of it."""
+    """Indices left out by each fold; the only sample of a class is never left out, so that every head knows it."""
     rng = np.random.default_rng(seed)
     fold = np.full(len(labels), -1)
     for label in np.unique(labels):
@@ -126,7 +126,7 @@ def _scores(head: LinearHead, features: Array, rows: Tensor) -> Tensor:
 
 
 def _scale_of(scores: Tensor, labels: Tensor, loss: float) -> float:
-    """What scores are multiplied by for a mean cross-entropy of `loss`, or one as near to it as can be."""
+    """The factor of the scores that gives a mean cross-entropy of `loss`, or the nearest one possible."""
 
     def reached(scale: float) -> float:
         return float(torch.nn.functional.cross_entropy(scale * scores, labels))

@@ -1,4 +1,4 @@
-"""What a quasi-Newton step knows of the curvature: the 2x2 blocks of the classes, and pairs seen on the way."""
+"""The curvature that a quasi-Newton step uses: the 2x2 blocks of the classes, and the pairs of earlier steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scaling:
     def __init__(self, blocks: Blocks, gradient: np.ndarray) -> None:
         self.first = np.sqrt(np.maximum(blocks.aa, TINY))
         self.cross = blocks.ab / self.first
-        # A class whose two directions look alike keeps a little of the second.
+        # If the two directions of a class are nearly the same, a small part of the second is kept.
         self.second = np.sqrt(np.maximum(blocks.bb - self.cross**2, np.maximum(1e-12 * blocks.bb, TINY)))
         self._direction, self._stretch = np.zeros(len(gradient)), 0.0
         newton = np.hypot(*np.split(self.gradient(gradient), 2))
@@ -105,7 +105,7 @@ class Memory:
             self._pairs.append((step, change, curvature))
 
     def direction(self, gradient: np.ndarray) -> np.ndarray:
-        """Minus the inverse Hessian, as far as it is known, times the gradient."""
+        """Minus the approximate inverse Hessian times the gradient."""
         d, parts = -gradient, []
         for step, change, curvature in reversed(self._pairs):
             parts.append(float(step @ d) / curvature)

@@ -1,4 +1,4 @@
-"""Fit a method on stored outputs: on how many images, on which split, and whether they can teach it anything."""
+"""Fit a method on stored outputs: on how many images, on which split, and a warning if they show no mistakes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import from_outputs
 
-LOOKED_AT = 20_000  # training samples, to see whether a model makes any mistakes on them
+LOOKED_AT = 20_000  # training samples that are checked for mistakes of the model
 ALL_KNOWN = 0.99
 
 
 def fit_outputs(
     method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World = SINGLE_PROCESS
 ) -> None:
-    """Fit a method on stored outputs, the work shared by the processes of `world`.
+    """Fit a method on stored outputs; the processes of `world` share the work.
 
     A method that must not see training images is fitted on the validation outputs.
     """

@@ -1,4 +1,4 @@
-"""A scale and a shift per class, written into a linear layer."""
+"""Folds a scale and a shift per class into a linear layer."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class HALO(PostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         self.log_prior_ = np.log(data.class_counts / data.class_counts.sum())
         self.class_names_ = data.class_names
-        self._set_target(self.target_prior)  # what cannot be is refused before anything is computed
+        self._set_target(self.target_prior)  # invalid values are refused before anything is computed
         norms = np.log(data.weight_norms)
         self.log_norms_ = (norms - norms.mean()) / norms.std() if np.ptp(norms) > 1e-9 else np.zeros(len(norms))
         self.heads_: dict[str, LinearHead] = {}
@@ -214,14 +214,14 @@ class HALO(PostHoc):
 
     @property
     def _shift(self) -> np.ndarray:
-        """(K,) what is added to the mixed scores."""
+        """(K,) the shift that is added to the mixed scores."""
         numbers = self.numbers_
         shift = (numbers["prior"] - 0.5) * self.log_prior_ + numbers.get("norms", 0.0) * self.log_norms_
         return np.asarray(shift + self.log_target_)
 
     @property
     def _own_factor(self) -> float:
-        """What the model's own logits are multiplied by."""
+        """The factor of the model's own logits."""
         return self.numbers_["model"] - sum(self.numbers_[name] for name in self.heads_)
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:

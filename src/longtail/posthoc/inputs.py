@@ -1,4 +1,4 @@
-"""Checks of the input of a post-hoc fit: bad input raises, it never gives a silent wrong result."""
+"""Checks of the input of a post-hoc fit: invalid input raises an error instead of giving a wrong result."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FitData:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """(K,) what files call the classes."""
+        """(K,) names of the classes in files."""
         return self.names or tuple(str(name) for name in self.classes)
 
     def part(self, chosen: np.ndarray) -> FitData:
@@ -74,12 +74,12 @@ class FitData:
 
     @cached_property
     def seen_counts(self) -> np.ndarray:
-        """(K,) samples per class of the set at hand."""
+        """(K,) samples per class of the given set."""
         return np.bincount(self.labels.numpy(), minlength=self.num_classes)
 
     @cached_property
     def frequency(self) -> np.ndarray:
-        """(K,) what a sample of a class counts for, so that the set at hand stands for the training set.
+        """(K,) weight of a sample of each class, so that the given set represents the training set.
 
         With training counts n (sum N) and counts m (sum M) of the set, (n_c / N) / (m_c / M): 1 for the training
         set itself, however many views of it; other numbers where the set is balanced, curated, or a chosen few

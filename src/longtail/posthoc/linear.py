@@ -1,4 +1,4 @@
-"""A linear head on stored features by weighted cross-entropy and a quadratic penalty, in variables that suit it.
+"""A linear head on stored features: weighted cross-entropy and a quadratic penalty, in preconditioned variables.
 
     minimise  sum_i u_i CE(A r_i, y_i) + tr(A P A') / 2     over A (K, D + 1),  r_i = [f_i - g, 1]
 
@@ -25,7 +25,7 @@ from longtail.outputs.rows import LogitRows
 from longtail.posthoc.class_statistics import ClassStatistics
 from longtail.posthoc.solver import Problem
 
-SMALL_PROBLEM = 1 << 22  # features; up to here float64 costs nothing
+SMALL_PROBLEM = 1 << 22  # features; up to this number float64 is as fast
 SINGLE_PRECISION = 1e-5  # a share of the gradient that float32 numbers still show
 
 
@@ -41,7 +41,7 @@ class LinearHead:
         return F.linear(features, torch.from_numpy(self.weight).to(features), torch.from_numpy(self.bias).to(features))
 
     def centred(self) -> LinearHead:
-        """The same decisions: scores whose mean over classes is 0 for every sample."""
+        """A head with the same predictions whose scores have mean 0 over the classes."""
         return LinearHead(self.weight - self.weight.mean(0), self.bias - self.bias.mean())
 
     def times(self, factor: float) -> LinearHead:

@@ -44,7 +44,7 @@ class LogitAdjustment(AffinePostHoc):
         number_or_auto(self.tau, "tau")
 
     def enough_images(self, num_classes: int) -> int | None:
-        return 1  # it looks at none of them
+        return 1  # it does not use images
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         require_counts(data.class_counts)

@@ -204,7 +204,7 @@ class MARC(AffinePostHoc):
         return _Known(problem, dict(zip(gammas, largest.tolist(), strict=True)))
 
     def _identity(self, data: FitData) -> np.ndarray:
-        """Omega 1 and beta 0: the classifier as it is."""
+        """Omega 1 and beta 0: the unchanged classifier."""
         return np.repeat([1.0, 0.0], data.num_classes)
 
     def _centre(self, data: FitData) -> np.ndarray:

@@ -42,7 +42,7 @@ class TauNorm(AffinePostHoc):
         number_or_auto(self.tau, "tau")
 
     def enough_images(self, num_classes: int) -> int | None:
-        return 1  # it looks at none of them
+        return 1  # it does not use images
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         bias = np.zeros(data.num_classes) if data.bias is None else data.bias.double().numpy()
