@@ -233,6 +233,7 @@ def test_a_diagnosis_prints_sentences(trained):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
+        ([], "there are no images to predict; give image files, folders, or a list of files"),
         (["nowhere.png"], "nowhere.png does not exist"),
         (["{empty}"], "no images below"),
         (["{broken}"], "broken.png cannot be read"),

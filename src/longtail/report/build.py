@@ -90,9 +90,15 @@ def opened_run(run: Run, *, root: str | None, workers: int, display: Display) ->
 
 
 def _fitted_marc(train: Outputs, held_out: Outputs, validation: Outputs | None) -> tuple[Calibrated, dict[str, str]]:
-    views = f"{train.views} augmented views" if train.views else "clean images"
-    facts = {"calibration": f"MARC, fitted for this report on {len(train)} {train.split} images ({views})"}
+    facts = {
+        "calibration": f"MARC, fitted for this report on {len(train)} {train.split} images ({_seen_as(train.views)})"
+    }
     return fitted(MARC(), "MARC", "marc", train, held_out, validation), facts
+
+
+def _seen_as(views: int) -> str:
+    """How often a method has seen each image, in words."""
+    return f"{views} augmented {'view' if views == 1 else 'views'} of each" if views else "clean images"
 
 
 def _stored(folder: Path, held_out: Outputs) -> tuple[Calibrated, dict[str, str]]:
@@ -104,10 +110,9 @@ def _stored(folder: Path, held_out: Outputs) -> tuple[Calibrated, dict[str, str]
         logits = head(torch.from_numpy(np.array(held_out.features)).float()).numpy()
     chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
     where = described.fitted_on
-    views = f"{where.views} augmented views" if where.views else "clean images"
     facts = {
         "calibration": f"{described.title}{f' ({chosen})' if chosen else ''} in {folder}, fitted on {where.samples} "
-        f"{where.split} images ({views}), which the network has {'' if where.seen else 'not '}seen"
+        f"{where.split} images ({_seen_as(where.views)}), which the network has {'' if where.seen else 'not '}seen"
     }
     return Calibrated(described.title, described.method, logits, described.parameters), facts
 

@@ -183,7 +183,7 @@ def _several(images: Any) -> Sequence[Any]:
     single = isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
     found = [images] if single else list(images) if isinstance(images, Iterable) else [images]
     if not found:
-        raise UserError("there are no images to predict")
+        raise UserError("there are no images to predict; give image files, folders, or a list of files")
     return found
 
 
