@@ -1,1 +1,1 @@
-"""Running a frozen model once over a split: anybody's model, or that of a run."""
+"""Runs a frozen model once over a split: any model, or the model of a run."""

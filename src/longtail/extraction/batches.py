@@ -1,4 +1,4 @@
-"""Batches of anybody's loader: what of them goes into the model, and which part is the labels."""
+"""Batches of any loader: which parts are the inputs of the model, and which part is the labels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Batch:
         return len(self.labels)
 
     def only(self, rows: Tensor | slice) -> Batch:
-        """Some of its samples; all of them where an input does not have one entry per sample."""
+        """Some of its samples; all of them if an input does not have one entry per sample."""
         sizes: list[int] = []
         _mapped((self.inputs, self.named), lambda tensor: sizes.append(len(tensor) if tensor.ndim else -1))
         if set(sizes) != {len(self)}:
@@ -42,7 +42,7 @@ class Batch:
 
 
 def split_batch(batch: Any, model: nn.Module, device: torch.device, key: Key | None = None) -> Batch:
-    """What of a batch goes into the model, on its device, and the labels, which are at `key`."""
+    """The inputs of the model, on its device, and the labels, which are at `key`."""
     key = label_key(batch) if key is None else key
     labels = class_numbers(batch[key])
     if isinstance(batch, Mapping):
@@ -95,7 +95,7 @@ def _places(model: nn.Module) -> list[inspect.Parameter]:
 
 
 def _spread(inputs: Sequence[Any], model: nn.Module) -> tuple[Any, ...]:
-    """Several inputs, one by one, or as the one thing that the model takes."""
+    """Several inputs as several arguments, or as the single argument that the model takes."""
     places = _places(model)
     if any(one.kind is one.VAR_POSITIONAL for one in forward_of(model).values()):
         return tuple(inputs)
@@ -110,12 +110,12 @@ def _spread(inputs: Sequence[Any], model: nn.Module) -> tuple[Any, ...]:
 
 
 def _taken(named: dict[str, Any], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Those entries that the model takes: by name, or the only one whatever its name."""
+    """The entries that the model takes: by name, or the only entry under any name."""
     parameters = forward_of(model)
     known = {name: value for name, value in named.items() if name in parameters}
     others = {name: value for name, value in named.items() if name not in known and isinstance(value, Tensor)}
     kinds = {parameter.kind for parameter in parameters.values()}
-    wraps = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # hands on whatever it is given
+    wraps = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # passes on all of its arguments
     if inspect.Parameter.VAR_KEYWORD in kinds and (known or wraps):
         return (), {**known, **others}
     if known:
@@ -129,7 +129,7 @@ def _taken(named: dict[str, Any], model: nn.Module) -> tuple[tuple[Any, ...], di
 
 
 def class_numbers(labels: Any) -> Tensor:
-    """Labels (N,) as whole numbers; anything else is said to be what it is."""
+    """Labels (N,) as whole numbers; for other labels, the error says what they are."""
     if isinstance(labels, Mapping) or (isinstance(labels, Sequence) and any(isinstance(x, Mapping) for x in labels)):
         raise UserError(f"the labels of a batch are a dictionary ({type(labels).__name__}), not one class per sample")
     array = labels if isinstance(labels, Tensor) else np.asarray(labels)
@@ -148,7 +148,7 @@ def class_numbers(labels: Any) -> Tensor:
 
 
 def _described(labels: Tensor) -> str:
-    """What labels are that are no class numbers, and what to do."""
+    """Describes labels that are not class numbers, and what to do."""
     shape = f"{labels.dtype} of shape {tuple(labels.shape)}"
     if labels.ndim > 2:
         return f"{shape}: one class per pixel or place, as in segmentation, which is not calibrated here"

@@ -1,4 +1,4 @@
-"""Which samples of its data set a loader shows: each once, some more often than others, or a part for each process."""
+"""Which samples of its data set a loader gives: each once, some more often than others, or a part for each process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Order:
     """What is known of the samples that a loader shows to this process.
 
     Args:
-        shards: to how many processes the sampler deals the samples out.
+        shards: number of processes that the sampler divides the samples among.
         positions: (n,) place in the data set of each row, if it can be told beforehand.
         support: places in the data set that the loader draws from; None where they cannot be told.
         uneven: whether some samples come more or less often than once.
@@ -58,7 +58,7 @@ def as_batches(loader: Any) -> Iterable[Any]:
 
 
 def order_of(loader: Any) -> Order:
-    """What can be told of the samples of a loader without reading them."""
+    """What is known about the samples of a loader without reading them."""
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset) or hasattr(loader, "split_batches"):
         return Order()  # the last: one process reads and deals out batches, as accelerate can do
@@ -85,7 +85,7 @@ def order_of(loader: Any) -> Order:
 
 
 def _shards(sampler: Any) -> int:
-    """Between how many processes a sampler of torch, Lightning or accelerate shares the samples."""
+    """The number of processes that a sampler of torch, Lightning or accelerate divides the samples among."""
     for place in (sampler, getattr(sampler, "sampler", None)):
         for name in ("num_replicas", "num_processes"):
             if isinstance(number := getattr(place, name, None), int):
@@ -102,7 +102,7 @@ def _drawn(sampler: Any, dataset: Any, seed: int) -> np.ndarray | None:
             drawn = iter(copy.deepcopy(sampler, {id(dataset): dataset}))
             most = MANY_TIMES * len(dataset) + 1
             listed = list(islice(chain.from_iterable(np.atleast_1d(np.asarray(item)) for item in drawn), most))
-        except Exception:  # somebody else's code, tried out: what goes wrong with it shows when it is used
+        except Exception:  # code of others is only tried here: its errors appear when it is used
             return None
     places = np.asarray(listed)
     return places if len(places) < most and places.dtype.kind in "iu" else None

@@ -1,4 +1,4 @@
-"""Running a frozen model once and keeping what it says: any model, any loader.
+"""Runs a frozen model once and stores its outputs: any model, any loader.
 
 Its answer is its logits; what its head sees, taken by a hook, its features. So a model needs no changes.
 Batch-norm is in evaluation mode. In a group of processes each runs the samples it is shown, and all of them
@@ -157,7 +157,7 @@ def run_over(
 
 
 def _agreed(head: Head, model: nn.Module, world: World) -> Head:
-    """What all processes have found, in the words of process 0; an obstacle of one process is one for all."""
+    """The findings of all processes; an obstacle in one process is an obstacle for all."""
     told: list[Head] = world.gather(head)
     if len({(one.layers, one.form) for one in told if one.layers}) > 1:
         return unexplained(model, next(one for one in told if one.layers))
@@ -197,7 +197,7 @@ class Gathered:
         return None
 
     def _constant(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """What does not grow with the rows, whose labels (N,) are given."""
+        """The parts of the outputs that do not grow with the rows, whose labels (N,) are given."""
         classes = self.arrays["logits"].shape[1]
         if labels.min() < 0 or labels.max() >= classes:
             raise UserError(

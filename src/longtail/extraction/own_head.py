@@ -1,4 +1,4 @@
-"""One batch through a network of ours: its head is one linear layer, and sees one vector per sample."""
+"""One batch through a network of this library: its head is one linear layer with one input vector per sample."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def watching_head(linear: nn.Linear) -> Iterator[list[Seen]]:
 
 
 def run_batch(model: nn.Module, images: Tensor, labels: Tensor, seen: list[Seen]) -> Piece:
-    """Images (N, C, H, W) through the network, whose head is watched."""
+    """Runs images (N, C, H, W) through the network and records its head."""
     seen.clear()
     model(images)
     ((features, logits),) = seen

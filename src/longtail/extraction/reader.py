@@ -1,4 +1,4 @@
-"""What a model says about a batch: the logits it answers with, and the features before its head."""
+"""Reads the logits of a model for a batch, and the features before its head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from longtail.networks.head_layers import changed, one_vector_each, watching
 from longtail.networks.head_search import Head, search
 from longtail.networks.sharded import whole
 
-FEW = 32  # samples that show what a model is made of
+FEW = 32  # samples with which the head is searched
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _alike_where_finite(given: Tensor, answer: Tensor) -> bool:
 
 
 def unexplained(model: nn.Module, head: Head) -> Head:
-    """The head of a model that answers some samples in another way than the first ones."""
+    """The head of a model that computes the output of some samples in another way than that of the first ones."""
     layers = ", ".join(head.layers)
     if head.form != "logits":
         raise UserError(

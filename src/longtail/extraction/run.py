@@ -70,7 +70,7 @@ class Extractor:
         return self.run.load_model().to(self.world.device)
 
     def path(self, split: str, views: int = 0, few: Few | None = None) -> Path:
-        """Where the outputs on a split are kept: in the folder of the run."""
+        """The file of the outputs on a split, in the folder of the run."""
         name = f"{split}-views{views}" if views else split
         if few:
             name += f"-{few.most}-per-class-seed{few.seed}"
@@ -79,7 +79,7 @@ class Extractor:
         return self.run.folder / "outputs" / f"{name}.safetensors"
 
     def outputs(self, split: str, *, views: int = 0, few: Few | None = None) -> Outputs:
-        """The outputs on a split: those on disk if they are of these weights and these images, else new ones."""
+        """The outputs on a split: those on disk if they belong to these weights and images, otherwise new ones."""
         path, images = self.path(split, views, few), self.data_run.images(split, self.splits)
         known = self._known(path, images.digest, few)
         if known is None:
@@ -93,7 +93,7 @@ class Extractor:
         return known or Outputs.open(path, model=self.run.model_identity)
 
     def _known(self, path: Path, digest: str, few: Few | None) -> Outputs | None:
-        """What is on disk already; what rank 0 finds holds for all."""
+        """The outputs on disk, if any; the result of rank 0 applies to all processes."""
         found = _open_known(path, self.run.model_identity, digest, few) if self.world.is_main else None
         if found and has_parts(path):  # processes that were killed when the file was whole have left them
             with suppress(UserError), locked(path, patience=0):
@@ -217,7 +217,7 @@ class Extractor:
 
 
 def _open_known(path: Path, model: str, digest: str, few: Few | None) -> Outputs | None:
-    """The outputs in a file, if they are whole and of this model and these images."""
+    """The outputs in a file, if it is complete and belongs to this model and these images."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Running anybody's model without leaving a trace: modes, device and random numbers are those of before."""
+"""Runs any model and restores its modes, its device and the random states afterwards."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Running:
 
 @contextmanager
 def running(model: nn.Module, device: str = "auto", *, shards: int = 1, alone: bool = False) -> Iterator[Running]:
-    """A model made ready to be run, and everything as it was at the end.
+    """Prepares a model to be run, and restores its state at the end.
 
     Args:
         model: any module; wrapped or compiled ones too.
         device: where to run: auto, cpu, cuda, …
-        shards: to how many processes the samples are dealt out.
+        shards: number of processes that the samples are divided among.
         alone: whether each process works for itself.
     """
     inner = unwrap(model)
@@ -81,17 +81,17 @@ def running(model: nn.Module, device: str = "auto", *, shards: int = 1, alone: b
 
 
 def _devices(model: nn.Module, device: str) -> tuple[torch.device, torch.device | None]:
-    """Where to run the model, and where it stands if it has to be moved."""
+    """The device to run the model on, and its previous device if it has to be moved."""
     places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     if len(places) > 1 or runs_together(model):
-        return next(iter(model.parameters())).device, None  # whoever spread it out knows why
+        return next(iter(model.parameters())).device, None  # a model on several devices stays there
     target = find_device(device)
     return target, next(iter(places), target)
 
 
 @contextmanager
 def placed(model: nn.Module, device: torch.device, home: torch.device | None) -> Iterator[None]:
-    """The model on a device while the block runs, then at home again."""
+    """Moves the model to a device while the block runs, then back."""
     if home is None:
         yield
         return

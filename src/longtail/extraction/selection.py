@@ -1,4 +1,4 @@
-"""A few images of every class of anybody's data set: only these are read, decoded and run."""
+"""A few images of every class of any data set: only these are read, decoded and run."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def only(loader: Any, rows: np.ndarray) -> DataLoader[Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """A few images of every class: how they are chosen, the labels (N,) of all, where the chosen stand among them."""
+    """A few images of every class: how they are chosen, the labels (N,) of all, and their positions."""
 
     few: Few
     labels: np.ndarray
     rows: np.ndarray
 
     def known(self, shown: np.ndarray) -> dict[str, Any]:
-        """What outputs say of them, once the batches have shown the labels that were expected."""
+        """The fields of the outputs that describe them; raises if the batches had other labels than expected."""
         if not np.array_equal(shown, self.labels[self.rows]):
             raise UserError(
                 "the labels in the batches are not those the data set says it has; images_per_class cannot be used"

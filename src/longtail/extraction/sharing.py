@@ -1,4 +1,4 @@
-"""The rows of several processes made into one set, the same on each of them.
+"""Joins the rows of several processes to one set, the same on each of them.
 
 What each process was shown decides how: a part of the samples by a distributed sampler (its padding, samples that
 come twice so that the parts are equal, is dropped by their places in the data set), a part in another way, or all of
@@ -28,7 +28,7 @@ CHUNK = 8192
 
 @dataclass(frozen=True)
 class Summary:
-    """What a process tells the others of its rows."""
+    """The description of its rows that a process sends to the others."""
 
     rows: int
     shards: int
@@ -136,7 +136,7 @@ def _summary(arrays: dict[str, np.ndarray], shards: int, positions: np.ndarray |
 
 
 def _alike(told: list[Summary]) -> bool:
-    """Whether every process was shown all of the samples, in whatever order."""
+    """Whether every process had all of the samples, in any order."""
     first = told[0]
     if any(other.rows != first.rows or (other.per_class != first.per_class).any() for other in told):
         return False

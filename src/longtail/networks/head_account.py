@@ -1,4 +1,4 @@
-"""Whether the layers of a head account for what a model returned for a batch.
+"""Checks whether the layers of a head explain the output of a model for a batch.
 
 The head is found on a few samples. A model with early exits, with a branch that depends on the input or with a clamp
 may return something else for other samples. So the output for every batch is compared with what the outputs of the
@@ -82,7 +82,7 @@ def _part(way: Way, layer: nn.Module, outputs: Sequence[Tensor], target: Tensor)
 def holds(
     before: Tensor, gain: float, moved: Callable[[Tensor, Tensor], Tensor], form: Callable[[Tensor], Tensor]
 ) -> bool:
-    """Whether the output follows when the outputs of the layers are scaled and shifted class by class.
+    """Whether the output changes as expected when the outputs of the layers are scaled and shifted per class.
 
     Args:
         before: logits (N, K), in the precision of the model.
