@@ -71,6 +71,18 @@ def at(folder: Path, words: Words) -> list[str]:
 
 def start(words: Words, folder: Path, before: Callable[[], Any] = lambda: None, said: str = "said.txt") -> int:
     """Start a command in a fork of this process; what it prints goes to a file beside the folder."""
+
+    def command() -> int:
+        from longtail.cli import main
+
+        before()
+        return main(at(folder, words))
+
+    return in_fork(command, folder, said)
+
+
+def in_fork(action: Callable[[], int], folder: Path, said: str) -> int:
+    """Start an action in a fork of this process, in a group of its own; its result is the exit code."""
     child = os.fork()
     if child:
         return child
@@ -80,10 +92,7 @@ def start(words: Words, folder: Path, before: Callable[[], Any] = lambda: None, 
         with (said_folder(folder) / said).open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        from longtail.cli import main
-
-        before()
-        code = main(at(folder, words))
+        code = action()
     except BaseException:
         import traceback
 
@@ -92,7 +101,7 @@ def start(words: Words, folder: Path, before: Callable[[], Any] = lambda: None, 
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)
+        os._exit(code & 255)
 
 
 def wait(child: int) -> int:

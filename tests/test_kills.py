@@ -33,7 +33,7 @@ KILLS = """
 import faults
 cases = {case.name: case for case in faults.CASES}
 with faults.warm_folder(report=False) as work:
-    for name, most in (("train", 6), ("calibrate --overwrite", 6), ("extract, two processes", 2)):
+    for name, most in (("train", 6), ("calibrate --overwrite", 6), ("extract, process 1 of 2", 2)):
         row = faults.examine(cases[name], work, most)
         print(row["killed before one"], row["same bytes after the next command"])
 """

@@ -150,6 +150,17 @@ def test_a_damaged_cell_is_done_again(compared, monkeypatch, damage):
     assert predictions.is_file()
 
 
+def test_what_a_killed_run_left_beside_its_model_goes_with_the_next_comparison(compared):
+    out, _ = compared
+    run = out / "runs" / "softmax-seed0"
+    left = [run / "checkpoint.safetensors", run / "progress.txt"]
+    for path in left:
+        path.write_text("1")
+    (out / "cells" / "softmax-seed0.json").unlink()  # the kill came before the cell was written
+    longtail.compare(SHORT, METHODS, out, seeds=(0, 1))
+    assert not any(path.exists() for path in left)
+
+
 def test_progress_of_training_is_read_from_the_runs(compared):
     out, _ = compared
     cell = Cell(Entry.of("softmax"), 0, SHORT, 1, out)

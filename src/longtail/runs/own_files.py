@@ -28,6 +28,7 @@ OWN_FILES = (
     ".*.lock",
     ".*.part",
 )
+PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
 OWN_FOLDERS = ("outputs", "report", "tensorboard")
 
 
@@ -55,6 +56,12 @@ def remove_run(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def remove_passing(folder: Path) -> None:
+    """Remove the files that only an unfinished run needs; the caller holds the folder."""
+    for name in PASSING_FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def require_writable(folder: Path) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from longtail.config import TrainConfig, comparable, differences, from_dict
 from longtail.core.files import replacing, write_json
 from longtail.core.formats import FORMAT, NewerFormat, format_of
+from longtail.core.locks import holding
 from longtail.core.provenance import provenance
 from longtail.core.reading import read_text, reading, require_small_archive
 from longtail.core.records import as_typed, read_json
@@ -29,6 +30,7 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.fitting import fit_outputs
 from longtail.recipes import with_authors_settings
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE, Run
+from longtail.runs.own_files import PASSING_FILES, remove_passing
 from longtail.runs.record import read_journal, scores_in
 from longtail.tasks.entries import Entry
 from longtail.training.loop import train
@@ -143,6 +145,9 @@ def train_cell(cell: Cell) -> Run:
             raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
     if not cell.is_trained:
         train(config, folder, resume=exists, progress=False)
+    elif any((folder / name).exists() for name in PASSING_FILES):  # killed right after its last write
+        with holding(folder):
+            remove_passing(folder)
     return Run.open(folder)
 
 

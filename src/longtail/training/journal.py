@@ -31,7 +31,7 @@ from longtail.runs.folder import (
     Run,
     write_model,
 )
-from longtail.runs.own_files import remove_run, require_only_runs, require_writable
+from longtail.runs.own_files import remove_passing, remove_run, require_only_runs, require_writable
 from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from longtail.training.plan import Plan
 from longtail.training.trackers import Tracker, build_trackers
@@ -138,7 +138,7 @@ class Journal:
     def _tidy(self, step: int) -> None:
         """Remove metrics after the checkpoint: they will be written again."""
         if self.finished:
-            self._remove_passing()
+            remove_passing(self.folder)
             return
         path = self.folder / METRICS_FILE
         lines = read_lines(path)
@@ -202,13 +202,8 @@ class Journal:
         """Write the final weights; the checkpoint is no longer needed."""
         if self.world.is_main:
             write_model(self.folder / MODEL_FILE, state.model, {"step": state.step})
-            self._remove_passing()
+            remove_passing(self.folder)
         self.world.barrier()
-
-    def _remove_passing(self) -> None:
-        """Remove the files that only an unfinished run needs."""
-        for name in (CHECKPOINT_FILE, PROGRESS_FILE):
-            (self.folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the trackers; called at the end of training and after an interruption."""
