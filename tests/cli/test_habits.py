@@ -145,3 +145,28 @@ def test_data_sets_are_looked_for_in_the_cache_folder(tmp_path, monkeypatch, cap
         (tmp_path / "elsewhere" / "train" / label).mkdir(parents=True)
         (tmp_path / "elsewhere" / "train" / label / "1.png").touch()
     assert len(open_splits(DataConfig(data="folder", validation=0)).train) == 2
+
+
+@pytest.mark.parametrize(
+    ("shell", "code"),
+    [
+        ("{} --help | true", 0),
+        ("{} evaluate nowhere 2> /dev/full", 2),
+        ("{} evaluate nowhere 2>&-", 2),
+        ("{} --help > /dev/full", 2),
+        ("{} methods <&- >&- 2>&-", 0),
+    ],
+)
+def test_streams_that_nobody_reads_change_no_exit_code(shell, code):
+    command = "set -o pipefail; " + shell.format(f"'{sys.executable}' -m longtail")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600)
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+
+
+def test_a_closed_stream_is_not_given_to_a_file(tmp_path):
+    """Otherwise what is printed would go into the next file that is opened."""
+    program = "import os, sys; from longtail.cli import main; sys.argv = ['longtail', 'methods']; main()"
+    program += f"; handle = os.open({str(tmp_path / 'file')!r}, os.O_CREAT | os.O_WRONLY); os._exit(handle)"
+    done = subprocess.run(["bash", "-c", f"'{sys.executable}' -c \"{program}\" <&- >&- 2>&-"], timeout=600)
+    assert done.returncode > 2

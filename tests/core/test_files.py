@@ -20,7 +20,10 @@ from longtail.core.files import (
     write_json,
     write_text,
 )
+from longtail.core.lines import append_line
+from longtail.core.locks import holding
 from longtail.core.mapped import create
+from longtail.distributed.environment import number_of
 from longtail.errors import UserError
 
 ANY = ("*",)
@@ -181,6 +184,8 @@ def test_a_folder_without_permission_is_named(tmp_path):
 import os
 from pathlib import Path
 from longtail.core.files import write_text, replacing_folder
+from longtail.core.lines import append_line
+from longtail.core.locks import holding
 from longtail.errors import UserError
 if os.getuid() == 0:
     os.setuid(65534)
@@ -231,3 +236,56 @@ def test_what_a_killed_writer_of_a_file_left_goes_with_the_next_write(tmp_path):
         mine.write_bytes(b"last")
     assert path.read_bytes() == b"last"
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_pipe_a_device_or_a_folder_is_not_replaced_by_a_file(tmp_path):
+    """`--out /dev/null` as root would otherwise remove /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "printed").symlink_to("/proc/self/fd/1")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "null", "printed", "folder"):
+        with pytest.raises(UserError, match=rf"{name} is a .*; choose the name of a file"):
+            write_text(tmp_path / name, "text")
+    assert names(tmp_path) == ["folder", "null", "pipe", "printed"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("trap", ["link", "pipe"])
+def test_our_files_are_not_written_through_what_a_stranger_put_there(tmp_path, trap):
+    """A lock is emptied and a journal grows: behind a link it would be another file of the user's."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", "metrics.jsonl"):
+        (folder / name).symlink_to(mine) if trap == "link" else os.mkfifo(folder / name)
+    with pytest.raises(UserError, match=r"run/.lock is .*remove it"), holding(folder):
+        pytest.fail("held")
+    with pytest.raises(UserError, match="metrics.jsonl is .*remove it"):
+        append_line(folder / "metrics.jsonl", {"step": 1})
+    assert mine.read_text() == "precious"
+
+
+def test_a_number_that_is_not_finite_is_one_line_and_no_file(tmp_path):
+    with pytest.raises(UserError, match="a.json: a number in it is not finite"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert names(tmp_path) == []
+
+
+def test_links_that_lead_in_a_circle_are_one_line(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with (
+        pytest.raises(UserError, match="loop is a link that leads nowhere"),
+        replacing_folder(tmp_path / "loop", ANY, "a report"),
+    ):
+        pytest.fail("replaced")
+    with pytest.raises(UserError, match="loop: .*links"):
+        write_text(tmp_path / "loop", "text")
+
+
+def test_numbers_of_processes_that_cannot_be(monkeypatch):
+    for text in ("-1", "\u00b2", "9" * 5000, "abc", "0"):
+        monkeypatch.setenv("WORLD_SIZE", text)
+        with pytest.raises(UserError, match="WORLD_SIZE is .*set a whole number"):
+            number_of("WORLD_SIZE", 1)

@@ -17,9 +17,9 @@ import os, sys, time
 from pathlib import Path
 from longtail.core.locks import holding
 with holding(Path(sys.argv[1])):
+    parent = os.getpid()
     if len(sys.argv) > 2 and os.fork() == 0:
         os.close(1)
-        parent = os.getppid()
         while os.getppid() == parent:  # until it is gone, and a little longer
             time.sleep(0.01)
         time.sleep(5)

@@ -154,9 +154,9 @@ def wait_for(path, process) -> None:
     assert path.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_whole_group_saves_the_run(tmp_path, number):
-    """Schedulers and `timeout` send SIGTERM to loader workers too; the run is saved all the same, and goes on."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
+def test_a_signal_to_the_whole_group_saves_the_run(tmp_path, number, code):
+    """Schedulers and closed terminals signal loader workers too; the run is saved all the same, and goes on."""
     rng = np.random.default_rng(0)
     for label in range(2):
         (tmp_path / "photos" / str(label)).mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_a_signal_to_the_whole_group_saves_the_run(tmp_path, number):
         _, printed = process.communicate(timeout=600)
     finally:
         process.kill()
-    assert process.returncode == 128 + number, printed
+    assert process.returncode == code, printed
     assert "continue with: longtail train" in printed
     assert "Traceback" not in printed
     assert read_tensors(tmp_path / "run" / "checkpoint.safetensors")[1]["step"] > 0

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from rich.console import Console
 from rich.table import Table
 
-from longtail.core.progress import PlainConsole
+from longtail.core.progress import PlainConsole, silence
+from longtail.core.signals import handling, terminations
 from longtail.core.version import __version__
 from longtail.distributed.environment import has_agent_store, is_main_process, number_of
 from longtail.errors import (
@@ -58,6 +56,8 @@ ALIASES = {"profile": "distribution"}
 # Commands whose work several processes share.
 TOGETHER = ("train", "extract", "calibrate", "evaluate")
 
+STANDARD_ERROR = 2  # the last of the three standard handles
+
 EXAMPLE = "longtail train digits-lt --out runs/digits"
 ENVIRONMENT = """Every command takes --quiet (print nothing but errors) and --json (print one JSON document).
 Environment: LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail); LONGTAIL_RELEASED that of released
@@ -67,6 +67,8 @@ networks (default: the clone's); NO_COLOR turns colours off."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _open_standard_streams()
     try:
         with warnings.catch_warnings(), _terminable():
             warnings.showwarning = _warn
@@ -87,25 +89,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
     except BrokenPipeError:
         # The program that reads our output has ended (`longtail … | head`); this is not an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 0
     except OSError as error:
         # Errors of the system: a file where a folder should be, no space, no permission.
-        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
         return EXIT_USER_ERROR
+
+
+def _open_standard_streams() -> None:
+    """Put nothing in the place of a standard stream that a shell has closed: a file there would get what is printed."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        pass
+    os.close(handle)
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM ends a command as Ctrl-C does: unfinished files are removed. Training saves its state first."""
-    if threading.current_thread() is not threading.main_thread():
+    with handling(_terminate, *terminations()):
         yield
-        return
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -138,7 +141,7 @@ def _opened(word: str) -> str:
 
 
 def _print_help() -> None:
-    console = Console(highlight=False)
+    console = PlainConsole(highlight=False)
     console.print("longtail: long-tailed recognition, from training to margin calibration\n")
     console.print("usage: longtail COMMAND [OPTIONS]      longtail COMMAND --help\n", markup=False)
     table = Table.grid(padding=(0, 3))

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from longtail.core.exchange import exchange
 from longtail.core.locks import claimed, is_abandoned, locked
+from longtail.core.opening import require_replaceable, resolved
 from longtail.errors import UserError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,6 +61,7 @@ def reserve(file: IO[bytes], size: int, path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; it is renamed to `path` only if the block succeeds."""
     with writing(path):
+        require_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in _unfinished(path):
             if left.is_file() and is_abandoned(left):  # its writer was killed
@@ -84,11 +86,13 @@ def require_own(folder: Path, own: Sequence[str], kind: str) -> None:
     """Refuse to replace a folder that holds files with other names than these, because they would be lost."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out")
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"{folder} is a link that leads nowhere; choose another --out")
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     strange = [path.name for path in found if not any(path.match(pattern) for pattern in own)]
     if strange:
         raise UserError(f"{folder} holds files that are not part of {kind} ({strange[0]}); choose another --out")
-    if folder.is_dir() and Path.cwd().is_relative_to(folder.resolve()):
+    if folder.is_dir() and Path.cwd().is_relative_to(resolved(folder)):
         raise UserError(f"{folder} is the current folder, which cannot be replaced; choose another --out")
 
 
@@ -99,7 +103,7 @@ def replacing_folder(path: Path, own: Sequence[str], kind: str) -> Iterator[Path
     One process at a time writes a folder; what others that were killed have left is removed first. A folder that holds
     anything but files of the names `own`, the parts of a `kind`, is not replaced.
     """
-    path = path.resolve()
+    path = resolved(path)
     with writing(path), locked(path):
         _restore(path)
         require_own(path, own, kind)
@@ -180,7 +184,11 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    return write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    except ValueError as error:
+        raise UserError(f"cannot write {path}: a number in it is not finite") from error
+    return write_text(path, text + "\n")
 
 
 def sha256(path: Path) -> str:

@@ -7,10 +7,12 @@ which holds the lock of the folder, removes it.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from longtail.core.files import write_bytes, writing
+from longtail.core.opening import open_own
 from longtail.core.reading import read_bytes
 from longtail.core.records import refuse
 from longtail.errors import UserError
@@ -22,7 +24,7 @@ KIND = "a journal of ours"
 def append_line(path: Path, value: dict[str, Any]) -> None:
     """Append one line in a single write."""
     line = (json.dumps(value) + "\n").encode()
-    with writing(path), path.open("ab", buffering=0) as file:
+    with writing(path), os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
         begin = file.tell()
         try:
             if file.write(line) != len(line):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from longtail.core.opening import open_own
 from longtail.errors import UserError
 
 try:
@@ -114,7 +115,7 @@ def _acquire(file: Path, patience: float | None) -> int:
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = open_own(file, os.O_RDWR)
         except FileNotFoundError:
             continue  # the last holder has just removed an empty folder
         try:

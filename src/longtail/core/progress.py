@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -31,6 +32,24 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **more: Any) -> Text:
         return super().render_str(visible(text), **more)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # the command line decides; rich would exit with code 1
+
+    def _check_buffer(self) -> None:
+        """Write what is to be shown; progress that nobody can read any more must not end the work."""
+        try:
+            super()._check_buffer()
+        except OSError:
+            if not self.stderr:
+                raise
+            silence(sys.stderr)
+
+
+def silence(stream: Any) -> None:
+    """Let what a stream still holds go nowhere: its reader is gone, or its disk is full."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Task:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from longtail.core.signals import terminations
 from longtail.errors import UserError
 
 GRACE_SECONDS = 120  # that a worker lives on after SIGTERM
@@ -48,11 +49,12 @@ def in_order_of(
 def _outlive_signals(number: int) -> None:
     """In a worker: ignore signals to the whole process group, because the parent needs its workers until it has saved.
 
-    `timeout` and schedulers send SIGTERM to every process of a group, a terminal sends Ctrl-C.
+    `timeout` and schedulers send SIGTERM to every process of a group; a terminal sends Ctrl-C, and SIGHUP at its end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGTERM, _end_later)
+        for ending in terminations():
+            signal.signal(ending, _end_later)
 
 
 def _end_later(number: int, frame: FrameType | None) -> None:

@@ -6,11 +6,13 @@ import os
 
 from longtail.errors import UserError
 
+MOST_DIGITS = 9  # of any number of processes, ports or seconds
+
 
 def number_of(name: str, default: int, *, at_least: int = 1) -> int:
     """An environment variable that holds a whole number; an empty one counts as unset."""
     text = os.environ.get(name) or str(default)
-    if not text.isdecimal() or int(text) < at_least:
+    if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) < at_least:
         raise UserError(
             f"environment variable {name} is {text!r}; unset it or set a whole number of at least {at_least}"
         )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from longtail.core.opening import resolved
 from longtail.errors import UserError, choose
 from longtail.exports.card import write_package
 from longtail.exports.head import write_json_head, write_npz_head
@@ -60,7 +61,7 @@ def export(
     if with_preprocessing and format not in GRAPHS:
         raise UserError(f"preprocessing can be put into {' and '.join(GRAPHS)} files, not into {format}")
     source, target = Path(run), Path(out)
-    if format == "safetensors" and target.resolve() == source.resolve():
+    if format == "safetensors" and resolved(target) == resolved(source):
         raise UserError(f"{target} is the run itself; choose another --out")
     if target.exists() and not overwrite:
         raise UserError(f"{target} exists already; choose another --out or replace it with --overwrite")

@@ -14,6 +14,7 @@ from torch import nn
 from longtail.backbones.folding import folded
 from longtail.backbones.inference import BATCH
 from longtail.core.locks import locked
+from longtail.core.opening import resolved
 from longtail.core.progress import QUIET, Display
 from longtail.data.augment import Transform
 from longtail.data.images import Images
@@ -74,7 +75,7 @@ class Extractor:
         name = f"{split}-views{views}" if views else split
         if few:
             name += f"-{few.most}-per-class-seed{few.seed}"
-        if self.data_run.folder.resolve() != self.run.folder.resolve():
+        if resolved(self.data_run.folder) != resolved(self.run.folder):
             name += f"-of-{self.data_run.data_hash()[:16]}"
         return self.run.folder / "outputs" / f"{name}.safetensors"
 

@@ -14,6 +14,7 @@ from longtail.errors import UserError
 from longtail.outputs.rows import LogitRows
 
 Array = np.ndarray | Tensor
+MOST_COUNT = 1e12  # samples of one class, or times those of the smallest
 
 
 def as_logits(logits: Any) -> Array:
@@ -156,7 +157,15 @@ def as_counts(class_counts: Any, classes: int) -> np.ndarray:
     counts = vector(class_counts, classes, "class_counts")
     if (counts < 0).any():
         raise UserError(f"class_counts[{int(np.argmin(counts))}] is negative")
+    require_possible_counts(counts, "class_counts")
     return counts
+
+
+def require_possible_counts(counts: np.ndarray, name: str) -> None:
+    """Refuse counts that no data set has: in sums and ratios of such numbers the smaller classes vanish."""
+    known = counts[counts > 0].astype(np.float64)
+    if len(known) and known.max() > MOST_COUNT * min(known.min(), 1):
+        raise UserError(f"{name} go from {known.min():g} to {known.max():g}; no data set has such numbers of samples")
 
 
 def as_norms(weight_norms: Any, classes: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from longtail.core.formats import FORMAT, format_of
 from longtail.core.mapped import MappedArray, create, read
 from longtail.core.records import as_record
 from longtail.errors import UserError
+from longtail.outputs.checks import require_possible_counts
 from longtail.outputs.rows import LogitRows
 
 KIND = "longtail outputs"
@@ -95,6 +96,8 @@ class Outputs:
             whole = value.dtype.kind in "iubf" and bool((value == np.floor(value)).all())
             if not whole or (name != "labels" and (value < 0).any()):
                 raise UserError(f"{name} must be whole numbers of {meaning}, not {value[:8]}")
+            if name != "labels":
+                require_possible_counts(value, name)
             object.__setattr__(self, name, value.astype(np.int64, copy=False))
         for name in ("logits", "features", "indices"):
             value = getattr(self, name)

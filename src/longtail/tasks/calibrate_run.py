@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from longtail.core.files import replacing_folder, write_json
+from longtail.core.opening import resolved
 from longtail.errors import UserError
 from longtail.extraction.run import Extractor
 from longtail.methods import PostHocMethod, describe_posthoc
@@ -59,7 +60,7 @@ def calibrate_run(
     run, world = extractor.run, extractor.world
     known, name = describe_posthoc(method, name)
     folder = out or run.folder / name
-    if folder.resolve() == run.folder.resolve():
+    if resolved(folder) == resolved(run.folder):
         raise UserError(f"{folder} is the run itself; choose another --out")
     require_free(folder, overwrite=overwrite)
     method.check_settings()

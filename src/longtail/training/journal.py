@@ -16,6 +16,7 @@ from torch import Tensor
 from longtail.config import TrainConfig, differences, to_dict
 from longtail.core.files import remove_unfinished
 from longtail.core.lines import append_line, keep_lines, read_lines
+from longtail.core.opening import open_own
 from longtail.data.splits import Splits
 from longtail.distributed.store import launch_id
 from longtail.distributed.world import World
@@ -155,7 +156,9 @@ class Journal:
         if self.world.is_main and now - self._last_tick >= TICK_SECONDS:
             self._last_tick = now
             with suppress(OSError):  # a full disk stops the run when it writes a file that matters
-                (self.folder / PROGRESS_FILE).write_text(f"{images:>20}\n", encoding="utf-8")
+                handle = open_own(self.folder / PROGRESS_FILE, os.O_WRONLY)
+                with os.fdopen(handle, "wb", buffering=0) as file:
+                    file.write(f"{images:>20}\n".encode())
 
     def mean_loss(self) -> float:
         """Mean loss since the last record, over all processes; raises if it is not finite."""

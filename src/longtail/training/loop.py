@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longtail.config import TrainConfig, comparable
 from longtail.core.locks import holding
+from longtail.core.opening import resolved
 from longtail.core.progress import QUIET, Display
 from longtail.core.text import clock
 from longtail.data.open import open_splits
@@ -102,7 +103,7 @@ class Trainer:
         step = TrainingStep(self._network(), self.state.objective)
         distributed = DistributedDataParallel(step) if self.world.size > 1 else step
         total, done = self.plan.images_at(self.plan.steps), self.plan.images_at(self.state.step)
-        with StopRequest() as stop, self.display.task("training", total, done=done) as task:
+        with StopRequest().listening() as stop, self.display.task("training", total, done=done) as task:
             for batches in self._batches():
                 self.journal.add(self._step(distributed, batches))
                 task.advance(self.plan.images_at(1), self._note())
@@ -151,7 +152,7 @@ class Trainer:
 
 def _require_apart(folder: Path, config: TrainConfig) -> None:
     """Refuse an output folder inside the image folder: the run would become a class."""
-    if config.data == "folder" and config.root and folder.resolve().is_relative_to(Path(config.root).resolve()):
+    if config.data == "folder" and config.root and resolved(folder).is_relative_to(resolved(Path(config.root))):
         raise UserError(f"{folder} is inside the images of {config.root}; choose another --out")
 
 

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import signal
-import threading
-from types import FrameType, TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Self
 
 import torch
 
+from longtail.core.signals import handling, terminations
 from longtail.distributed.world import World
 
 
 class StopRequest:
-    """Turns Ctrl-C and the scheduler's SIGTERM into a request to stop after the current step."""
+    """Turns Ctrl-C, the scheduler's SIGTERM and a closed terminal into a request to stop after the current step."""
 
     def __init__(self) -> None:
         self._asked = 0  # the number of the signal
 
-    def __enter__(self) -> Self:
-        # Only the main thread may set handlers; elsewhere the caller stops training its own way.
-        in_main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-        self._before = {number: signal.signal(number, self._ask) for number in numbers}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    @contextmanager
+    def listening(self) -> Iterator[Self]:
+        """A block in which signals are requests; in a thread other than the main one the caller stops training."""
+        with handling(self._ask, signal.SIGINT, *terminations()):
+            yield self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = number
+        self._asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
 
     def requested(self, world: World) -> int:
         """The signal that any process received; 0 if none."""
