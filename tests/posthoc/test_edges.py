@@ -232,7 +232,7 @@ def test_logit_adjustment_subtracts_tau_times_the_log_prior():
 @pytest.mark.parametrize("counts", [[1e308, 1, 1], [5e-324, 1, 1], [1e13, 10, 10]])
 def test_counts_that_no_data_set_has_are_refused(counts):
     """They would let all smaller classes vanish in sums: every shift zero, and called converged."""
-    logits, labels = np.eye(3)[np.arange(30) % 3], np.arange(30) % 3
+    logits, labels = 3 * np.eye(3)[np.arange(30) % 3], np.arange(30) % 3
     with pytest.raises(UserError, match="class_counts go from .* no data set has such numbers of samples"):
         MARC().fit(logits, labels, class_counts=counts)
     if counts[0] > 1:
