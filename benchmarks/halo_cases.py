@@ -135,8 +135,8 @@ def sizes_of_cost() -> Iterator[tuple[str, Outputs, Outputs]]:
     seen, held, _ = next(shared_features(1))
     assert held is not None
     yield _size("ResNet-32, CIFAR-10-LT 100", seen, held)
-    seen, _, _ = next(frozen([0], 500))
-    yield _size("frozen features, CIFAR-100-LT 100", *_split(seen))
+    seen, _, test = next(frozen([0], 500))
+    yield _size("frozen features, CIFAR-100-LT 100", seen, _tenth(test))
     yield _size("drawn, as many classes as ImageNet-LT", *drawn(30_000, 128, 1000))
 
 
@@ -146,19 +146,14 @@ def _size(title: str, seen: Outputs, held: Outputs) -> tuple[str, Outputs, Outpu
     return f"{title}: {size}", seen, held
 
 
-def _split(seen: Outputs) -> tuple[Outputs, Outputs]:
-    """A tenth of every class, one image at least, and the others."""
-    rng = np.random.default_rng(0)
-    own = [rng.permutation(np.flatnonzero(seen.labels == c)) for c in range(len(seen.class_counts))]
-    chosen = np.concatenate([rows[: max(round(len(rows) / 10), 1)] for rows in own])
-    kept = np.setdiff1d(np.arange(len(seen)), chosen)
-    head = {"head_weight": seen.head_weight, "head_bias": seen.head_bias}
-    logits, inputs = np.asarray(seen.logits), np.asarray(seen.features)
-    first, second = (
-        Outputs(seen.labels[rows], seen.class_counts, logits=logits[rows], features=inputs[rows], split=split, **head)
-        for rows, split in ((kept, "train"), (chosen, "validation"))
-    )
-    return first, second
+def _tenth(test: Outputs) -> Outputs:
+    """Test samples, a tenth as many of each class as there are training samples, one at least."""
+    sizes = np.maximum((test.class_counts / 10).round(), 1).astype(np.int64)
+    chosen = np.concatenate([np.flatnonzero(test.labels == c)[:number] for c, number in enumerate(sizes)])
+    head = {"head_weight": test.head_weight, "head_bias": test.head_bias}
+    logits, inputs = np.asarray(test.logits)[chosen], np.asarray(test.features)[chosen]
+    labels = test.labels[chosen]
+    return Outputs(labels, test.class_counts, logits=logits, features=inputs, split="validation", **head)
 
 
 def drawn(number: int, width: int, classes: int) -> tuple[Outputs, Outputs]:

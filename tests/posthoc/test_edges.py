@@ -170,7 +170,8 @@ def test_heads_of_the_stack_are_as_wide_as_the_logits():
 def test_missing_classes_are_named():
     labels = np.array([0] * 6 + [1] * 4)
     fitted = HALO().fit(LOGITS, LABELS, validation=(HELD[:10], labels))
-    assert fitted.held_out_ == "logits alone; 10 held-out samples, none of class 2, 3"
+    few = "few: the numbers stay near those usual for networks"
+    assert fitted.held_out_ == f"logits alone; 10 held-out samples ({few}), none of class 2, 3"
     assert fitted.missing_.tolist() == [2, 3]
     with pytest.raises(UserError, match="held-out samples are of 1 class; HALO needs two classes"):
         HALO().fit(LOGITS, LABELS, validation=(HELD[:6], labels[:6]))

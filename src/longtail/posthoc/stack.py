@@ -206,6 +206,8 @@ class Stack:
         for step in (UNIT_STEP, -UNIT_STEP):
             while (found := loss(place + step)) < least - 0.5:
                 place, least = place + step, found
+        if place == 0:
+            return False
         around = (place - UNIT_STEP, place + UNIT_STEP)
         place = float(minimize_scalar(loss, bounds=around, method="bounded", options={"xatol": 0.1}).x)
         if abs(place) < SAME_UNIT:
