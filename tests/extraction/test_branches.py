@@ -268,3 +268,18 @@ def test_batches_without_samples_are_left_out(data):
 def test_numbers_are_no_batches():
     with pytest.raises(UserError, match=r"a batch or sample must be \(inputs, labels\) or .* not int"):
         longtail.extract(After(lambda z: z), [1, 2, 3], device="cpu")
+
+
+class Maps(Net):
+    """Scores of places through a ReLU, then their mean, as in SqueezeNet: small, but no probabilities."""
+
+    def forward(self, x):
+        return self.fc(self.body(torch.stack([x, x.cos()], 1))).relu().mean(1) / 20
+
+
+def test_small_numbers_after_a_relu_and_a_mean_are_logits(data):
+    model = Maps().eval()
+    with pytest.raises(UserError, match=f"cannot be folded into Maps: {BETWEEN}"):
+        longtail.calibrate(model, [data], device="cpu")
+    outputs = longtail.extract(model, [data], device="cpu")
+    torch.testing.assert_close(torch.from_numpy(outputs.logits), model(data[0]).detach())

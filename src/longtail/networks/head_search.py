@@ -106,7 +106,14 @@ def search(model: nn.Module, run: Callable[[], Any], samples: int, only: str | N
             f"{name} returns several tensors ({shapes(answer)}), and no layer shows which are the logits; return "
             "only the logits, or name them as the entry 'logits'"
         )
-    return Head(spots[0], obstacle=why_no_layer(model, spots[0].read(answer).detach(), ran))
+    output = spots[0].read(answer).detach()
+    wide = {path: seen for path, seen in ran.items() if width(layers[path], seen) == output.shape[1]}
+
+    def raised(path: str) -> Tensor:
+        with changed([layers[path]], torch.ones(output.shape[1]), torch.full((output.shape[1],), 100.0)):
+            return spots[0].read(run()).detach()
+
+    return Head(spots[0], obstacle=why_no_layer(model, output, wide, raised))
 
 
 def _require_last(head: Head, answer: Any, layers: dict[str, nn.Module], run: Callable[[], Any], name: str) -> None:

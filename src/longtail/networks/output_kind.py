@@ -6,7 +6,7 @@ be calibrated by a layer that is added after the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,14 @@ from longtail.networks.head_account import is_exact
 ASK = "return the logits"
 
 
-def why_no_layer(model: nn.Module, output: Tensor, seen: Mapping[str, Tensor]) -> str:
+def why_no_layer(model: nn.Module, output: Tensor, seen: Mapping[str, Tensor], raised: Callable[[str], Tensor]) -> str:
     """Why a calibration cannot be folded into a layer; raises if the output (N, K) does not consist of logits.
 
-    `seen` has the outputs of the layers.
+    Args:
+        model: the model.
+        output: what it returns.
+        seen: outputs of its layers that give one number per class.
+        raised: the output of the model while the output of a layer is raised by 100: probabilities stay below 1.
     """
     name = type(model).__name__
     numbers = output.cpu().double()
@@ -31,6 +35,7 @@ def why_no_layer(model: nn.Module, output: Tensor, seen: Mapping[str, Tensor]) -
     before = [path for path, one in rows.items() if one.shape == numbers.shape and _follows(one, numbers)]
     if shares and before and _is_sigmoid(rows[before[-1]], numbers):
         raise UserError(f"{name} returns sigmoids of the output of {before[-1]}, one class at a time; {ASK}")
+    before = before or [path for path in seen if shares and float(raised(path).max()) > 1]
     if before:
         return f"an activation (such as ReLU), a clamp or a feedback stands between {before[-1]} and the output"
     if shares:
