@@ -87,6 +87,7 @@ def main() -> None:
         {"measure": "growth of resident memory, MB per hour ± standard error", "value": f"{growth:+.2f} ± {error:.2f}"},
         {"measure": "resident memory, kB per command", "value": f"{kept:+.2f}"},
         {"measure": "growth of C and C++ memory in use, kB per hour", "value": f"{grown:+.1f} ± {uncertain:.1f}"},
+        {"measure": "largest growth of it between two rounds, kB", "value": f"{max(np.diff(used[third:])):+.1f}"},
         {
             "measure": "Python's blocks of memory, per command",
             "value": f"{blocks:+.2f}",

@@ -313,11 +313,12 @@ def main() -> None:
 
 
 NOTES = (
-    "Every command is killed (SIGKILL) before each of its operations on files, and at random moments. After each kill "
-    "all files in place are whole and belong together; then the documented next command runs, and the folder holds the "
-    "same bytes as that of an undisturbed run, without leftovers. Only times of day and durations are left aside. Two "
-    "processes run under torchrun's agent: the named one is killed, and the agent ends the other. When the agent is "
-    "killed, the next command starts at once, while its workers may still live."
+    "Every command is killed (SIGKILL) before its operations on files, all of them or evenly chosen ones, and at "
+    "random moments. Rows may come from runs at different commits. After each kill all files in place are whole "
+    "and belong together; then the documented next command runs, and the folder holds the same bytes as that of "
+    "an undisturbed run, without leftovers. Only times of day and durations are left aside. Two processes run "
+    "under torchrun's agent: the named one is killed, and the agent ends the other. When the agent is killed, the"
+    " next command starts at once, while its workers may still live."
 )
 
 if __name__ == "__main__":
