@@ -35,7 +35,7 @@ PAPER_GAMMA = 1.2
 RELEASE_WARMUP = 800  # steps
 ENOUGH_IMAGES, FEWEST_IMAGES = 800, 50
 COARSE = 4  # every so many gammas are compared before those around the best of them
-ROUGH = 1e-3  # tolerance that is enough to compare gammas
+ROUGH = 3e-4  # tolerance that is enough to compare gammas
 
 
 def class_weights(class_counts: np.ndarray, gamma: float) -> np.ndarray:
