@@ -190,3 +190,40 @@ def test_ahead_is_nearer_than_the_answer():
     np.testing.assert_array_equal(at_once.ahead, problem.best)
     unscaled = Unpaired()
     np.testing.assert_array_equal(minimise(unscaled, unscaled.best + 1e-9, first=1e9).ahead, unscaled.best + 1e-9)
+
+
+class Recorder(Quadratic):
+    """Notes which passes asked for blocks."""
+
+    def __init__(self):
+        super().__init__(coupling=0.3)
+        self.kinds = ""
+
+    def value_and_gradient(self, x):
+        self.kinds += "v"
+        return super().value_and_gradient(x)
+
+    def with_blocks(self, x):
+        found = super().with_blocks(x)
+        self.kinds = self.kinds[:-1] + "b"
+        return found
+
+
+def test_blocks_are_taken_at_first_and_after_every_ten_passes():
+    problem = Recorder()
+    with pytest.warns(ConvergenceWarning, match="after 35 passes"):
+        minimise(problem, np.zeros(60), tolerance=1e-12, max_evaluations=35)
+    first, *rounds, _ = problem.kinds.split("b")
+    assert first == ""
+    assert 10 <= len(rounds[0]) < 20  # the last step of a round may take some passes more
+    assert len(problem.kinds) == 35
+
+
+def test_where_a_part_is_solved_first_blocks_wait_for_its_answer():
+    problem = Recorder()
+    problem.smaller = Quadratic
+    minimise(problem, np.zeros(60), tolerance=1e-1)
+    assert problem.kinds.startswith("vb")
+    plain = Unpaired(classes=2)
+    plain.with_blocks = None  # never asked for
+    assert minimise(plain, np.zeros(4), tolerance=1e-6).converged
