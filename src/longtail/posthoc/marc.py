@@ -139,7 +139,7 @@ class MARC(AffinePostHoc):
         check_sgd(self.batch_size, self.lr, self.seed)
 
     def enough_images(self, num_classes: int) -> int | None:
-        """Measured: within 0.1 points of the accuracy on all images (docs/results/images_per_class.md).
+        """Measured: within 0.1 points of all images in the mean of draws (docs/results/images_per_class.md).
 
         Classes share what they learn about each other, so with many classes fewer images of each are enough.
         """
