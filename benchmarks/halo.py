@@ -205,6 +205,11 @@ def split(seeds: int, folders: list[Path]) -> None:
 
 def cost(repeats: int, folders: list[Path]) -> None:
     """Processor time of one thread, the fastest of some turns; all of HALO's heads and cRT once, up to 100 classes."""
+    notes = (
+        f"Processor time of one thread, fastest of {repeats} turns (all heads and cRT: one). Five numbers: the fit on "
+        "held-out scores, as MARC's is on training logits. Scores: the two heads applied to the held-out features "
+        "first. Heads and numbers: all of HALO's fit."
+    )
     rows = []
     for title, seen, held in halo_cases.sizes_of_cost():
         train, unseen = from_outputs(seen), from_outputs(held, need_every_class=False)
@@ -229,13 +234,7 @@ def cost(repeats: int, folders: list[Path]) -> None:
         if whole:
             row["heads and numbers / cRT"] = f"{least['heads and numbers'] / least['cRT']:.2f}"
         rows.append(row)
-        print(row, file=sys.stderr, flush=True)
-    notes = (
-        f"Processor time of one thread, fastest of {repeats} turns (all heads and cRT: one). Five numbers: the fit on "
-        "held-out scores, as MARC's is on training logits. Scores: the two heads applied to the held-out features "
-        "first. Heads and numbers: all of HALO's fit."
-    )
-    write("cost", "What HALO costs", rows, notes, repeats=repeats)
+        write("cost", "What HALO costs", rows, notes, repeats=repeats)  # size by size: the last one takes longest
 
 
 def _processor(action: Any) -> float:

@@ -135,9 +135,9 @@ def sizes_of_cost() -> Iterator[tuple[str, Outputs, Outputs]]:
     seen, held, _ = next(shared_features(1))
     assert held is not None
     yield _size("ResNet-32, CIFAR-10-LT 100", seen, held)
+    yield _size("drawn, as many classes as ImageNet-LT", *drawn(30_000, 128, 1000))
     seen, _, test = next(frozen([0], 500))
     yield _size("frozen features, CIFAR-100-LT 100", seen, _tenth(test))
-    yield _size("drawn, as many classes as ImageNet-LT", *drawn(30_000, 128, 1000))
 
 
 def _size(title: str, seen: Outputs, held: Outputs) -> tuple[str, Outputs, Outputs]:
