@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import longtail
 from longtail import Outputs
 from longtail.cli.main import main
 from longtail.metrics.table import SCORES
@@ -325,6 +326,10 @@ def test_command_on_a_run_and_its_checkpoints(capsys, visit, digits_copy, tmp_pa
     assert "index.html" in capsys.readouterr().err
     page = visit(tmp_path / "report" / "index.html")
     assert page.locator("#worst img").count() > 4
+    # The command gives the scores of the point: it is fitted on the same images.
+    assert "--images-per-class all" in page.locator("#command").inner_text()
+    images = longtail.Run.open(digits_copy).split_sizes["train"]
+    assert page.get_by_text(f"The points are fitted on all {images} training images").count() == 1
     rows = page.locator("#checkpoints tr").all_inner_texts()
     assert len(rows) == 3
     assert rows[1].split("\t")[1:] == rows[2].split("\t")[1:]  # the same model twice

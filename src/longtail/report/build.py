@@ -46,11 +46,12 @@ def report_run(
     images = run.images(split, opened.extractor.splits)
     context = Context(
         title=title_of(run),
-        command=["longtail", "calibrate", str(run.folder), "--overwrite"],
+        command=["longtail", "calibrate", str(run.folder), "--overwrite", "--images-per-class", "all"],
         facts={
             "run": str(run.folder),
             "model": str(train.model)[:16],
             **facts,
+            "operating points": f"fitted on all {len(train):,} training images",
             "versions": ", ".join(f"{name} {value}" for name, value in run.record.versions.items()),
         },
         checkpoints=[
