@@ -234,3 +234,9 @@ def test_the_cells_of_the_confusion_are_neither_printed_nor_compared():
     metrics = evaluate_predictions([0, 1], [0, 1], [5, 3])
     assert "cells" not in repr(metrics)
     assert metrics == evaluate_predictions([0, 1], [0, 1], [5, 3])
+
+
+def test_shots_are_those_of_the_literature():
+    from longtail.metrics import scores
+
+    assert (scores.MANY, scores.FEW) == (100, 20)
