@@ -66,6 +66,10 @@ def test_a_wrong_source_is_called_wrong(capsys, photos, tmp_path):
     for words, message in (
         (("calibrate", tmp_path / "nowhere"), "nowhere does not exist; name a run folder or a file of saved logits"),
         (("evaluate", tmp_path / "nowhere"), "nowhere is not a run folder: it does not exist"),
+        (
+            ("evaluate", image),
+            f"{image.name} is not a run folder: it is a file. Saved logits are scored by `longtail diag",
+        ),
         (("train", image, "--out", tmp_path / "run"), f"{image.name} is one image; name the folder that holds"),
     ):
         code, said = run(capsys, *words)

@@ -153,6 +153,24 @@ def test_broken_images_are_named_at_the_start_or_skipped(photos, names):
         resident(read_folder(photos), transform, CPU, cache_gb=1)
 
 
+def test_of_many_broken_images_the_first_are_named(photos):
+    for number in range(7):
+        (photos / "ant" / f"0{number}.png").write_bytes(b"no picture")
+    total = len(read_folder(photos))
+    message = rf"7 of {total} images are missing or cannot be read: \S*00.png, \S*01.png, .*04.png, … .--skip-broken"
+    with pytest.raises(UserError, match=message):
+        resident(read_folder(photos), transform_of("crop"), CPU, cache_gb=1)
+    assert files(photos) == []
+
+
+def test_missing_files_are_named_before_training_also_without_the_cache(photos):
+    images, skipping = read_folder(photos), read_folder(photos, skip_broken=True)
+    (photos / "ant" / "07.png").unlink()
+    with pytest.raises(UserError, match=r"07.png is missing"):
+        resident(images, transform_of("crop"), CPU, cache_gb=0)
+    assert resident(skipping, transform_of("crop"), CPU, cache_gb=0) is skipping
+
+
 def test_a_damaged_file_is_made_again(photos):
     images, transform = read_folder(photos), transform_of("crop")
     expected, _ = batches(resident(images, transform, CPU, cache_gb=1), transform)

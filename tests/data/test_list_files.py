@@ -86,8 +86,8 @@ def test_broken_and_missing_images_are_named_or_skipped(photos):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a.jpg\n", "line 1: expected 'path label'"),
-        ("a.jpg 0\nb.jpg x\n", "line 2: expected 'path label'"),
+        ("a.jpg\n", "line 1: expected a path and the number of its class"),
+        ("a.jpg 0\nb.jpg x\n", "line 2: expected a path and the number of its class .*class names .* CSV"),
         ("a.jpg 0\nb.jpg -1\n", "line 2: label -1 is outside"),
         ("a.jpg 7\n", r"line 1: label 7 is outside 0\.\.4"),
         ("\n", "is empty"),

@@ -78,3 +78,11 @@ def test_groups_are_those_that_evaluation_reports(digits_run):
     assert found.shots == shot_names(run.group_counts)
     assert found.shots[4] == "medium"  # 25 images, of which 23 are trained on
     assert found.shots[5] == "few"
+
+
+def test_files_that_do_not_exist_are_counted(photos, capsys):
+    (photos / "list.txt").write_text("ant/0.png 0\nbee/0.png 1\nbee/nowhere.png 1\ncat/nowhere.png 2\n")
+    assert main(["distribution", str(photos / "list.txt")]) == 0
+    assert "2 of these images do not exist; the first is" in capsys.readouterr().out
+    assert longtail.distribution(photos / "list.txt").to_dict()["missing"] == 2
+    assert longtail.distribution(photos).missing == 0

@@ -137,3 +137,13 @@ def test_the_interval_covers_the_gain_that_calibration_delivers():
         errors.append(diagnosis.gain.value - delivered)
     assert 0.92 <= np.mean(covered) <= 0.98
     assert abs(np.mean(errors)) < 0.01
+
+
+def test_very_few_held_out_samples_are_said():
+    """One more correct sample of a class with two raises the balanced accuracy of four classes by 12.5 points."""
+    labels = np.array([0] * 40 + [1] * 20 + [2, 2, 3, 3])
+    outputs = Outputs(labels, np.array([400, 200, 10, 9]), logits=np.eye(4)[labels] + np.array([1.5, 0.5, 0, 0]))
+    diagnosis = diagnose(outputs)
+    said = "2 classes have only 2 held-out samples: a single sample moves balanced accuracy by 12.5 points."
+    assert str(diagnosis).endswith(said)
+    assert -1 <= diagnosis.tail_gain.low <= diagnosis.tail_gain.value <= diagnosis.tail_gain.high <= 1

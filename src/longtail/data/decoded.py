@@ -27,7 +27,7 @@ from longtail.core.files import cache_folder
 from longtail.core.locks import locked
 from longtail.core.progress import QUIET, Display
 from longtail.core.version import __version__
-from longtail.data.images import Decode, DecodedImages, Images, as_array
+from longtail.data.images import Decode, DecodedImages, Images, as_array, require_readable
 from longtail.data.worker_processes import in_order_of
 from longtail.errors import UserError
 
@@ -114,7 +114,7 @@ def decoded_once(
     except OSError as error:  # training also works without a cache folder
         display.line(f"decoded images are not stored: {error.filename}: {error.strerror}")
         return images
-    _require_readable(origin, file)
+    require_readable(origin, np.flatnonzero(_open(file)["heights"] == 0).tolist())
     rows = images.rows if origin is whole and images.rows is not None else np.arange(len(images))
     broken = np.flatnonzero(_open(file)["heights"][rows] == 0)
     if len(broken):
@@ -165,36 +165,31 @@ def _header_sizes(images: DecodedImages) -> np.ndarray:
     return np.array([images.header(index)[:2] for index in range(len(images))], dtype=np.int64)
 
 
-class _Pieces(Dataset[list[np.ndarray | None]]):
-    """Decoded images in groups; None for a broken image that may be skipped."""
+class _Pieces(Dataset[list[np.ndarray | UserError]]):
+    """Decoded images in groups; for a broken image what is wrong with it."""
 
     def __init__(self, images: DecodedImages, decode: Decode | None) -> None:
         self.images = images
         self.decode = decode
 
-    def __getitem__(self, first: int) -> list[np.ndarray | None] | UserError:  # type: ignore[override]
-        try:
-            return [self._one(index) for index in range(first, min(first + TOGETHER, len(self.images)))]
-        except UserError as error:
-            return error  # as a value: raised in a worker process it would come back as a traceback
+    def __getitem__(self, first: int) -> list[np.ndarray | UserError]:
+        return [self._one(index) for index in range(first, min(first + TOGETHER, len(self.images)))]
 
-    def _one(self, index: int) -> np.ndarray | None:
+    def _one(self, index: int) -> np.ndarray | UserError:
         try:
             picture = self.images.open(index)
-        except UserError:
-            if self.images.skip_broken:
-                return None
-            raise
+        except UserError as error:
+            return error  # as a value, so that all broken images are found
         return as_array(picture if self.decode is None else self.decode(picture, NOTHING))
 
 
-def _decoded(images: DecodedImages, decode: Decode | None, workers: int) -> Iterator[list[np.ndarray | None]]:
+def _decoded(images: DecodedImages, decode: Decode | None, workers: int) -> Iterator[list[np.ndarray | UserError]]:
     firsts = range(0, len(images), TOGETHER)
     pieces = _Pieces(images, decode)
     yield from in_order_of(pieces, firsts, workers, collate=_as_it_is)
 
 
-def _as_it_is(piece: list[np.ndarray | None]) -> list[np.ndarray | None]:
+def _as_it_is(piece: list[np.ndarray | UserError]) -> list[np.ndarray | UserError]:
     return piece
 
 
@@ -206,23 +201,20 @@ def _write(
     display.line(f"decoding {len(images):,} images once, {total / 1e6:,.0f} MB in {file}")
     with mapped.create(file, shapes, {"format": FORMAT}) as arrays, display.task("decoding", len(images)) as task:
         row = start = 0
+        broken: list[int] = []
         for piece in _decoded(images, decode, workers):
             for pixels in piece:
                 arrays["starts"][row] = start
-                if pixels is not None:
+                if isinstance(pixels, UserError):
+                    broken.append(row)
+                else:
                     arrays["heights"][row], arrays["widths"][row] = pixels.shape[:2]
                     arrays["pixels"][start : start + pixels.size] = pixels.reshape(-1)
                 # Images of one size, also broken ones, have equal distances, so that a batch is read in one operation.
-                start += decode.size**2 * 3 if decode else (0 if pixels is None else pixels.size)
+                start += decode.size**2 * 3 if decode else (0 if isinstance(pixels, UserError) else pixels.size)
                 row += 1
             task.advance(len(piece))
-
-
-def _require_readable(images: DecodedImages, file: Path) -> None:
-    """Refuse a file that was written with broken images skipped, if this run must not skip them."""
-    broken = np.flatnonzero(_open(file)["heights"] == 0)
-    if len(broken) and not images.skip_broken:
-        images.open(int(broken[0]))
+        require_readable(images, broken)
 
 
 def _forget_oldest(kept: Path) -> None:

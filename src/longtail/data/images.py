@@ -10,6 +10,7 @@ import hashlib
 import json
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -25,6 +26,7 @@ from longtail.core.reading import reason
 from longtail.data.decode import as_rgb, opened_picture
 from longtail.errors import UserError
 
+NAMED = 5  # broken images in an error
 SKIP = "(--skip-broken skips such images)"
 
 
@@ -209,6 +211,10 @@ class FileImages(DecodedImages):
     def path(self, index: int) -> Path:
         return self.root / str(self.paths[index])
 
+    def missing(self) -> list[int]:
+        """Images whose files do not exist."""
+        return [index for index in range(len(self)) if _size(self.path(index)) < 0]
+
     def source(self, index: int) -> Path:
         path = self.path(index)
         if not stat.S_ISREG(path.stat().st_mode):
@@ -237,6 +243,17 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except (OSError, ValueError):  # a path with a NUL is the latter
         return -1
+
+
+def require_readable(images: DecodedImages, broken: Sequence[int]) -> None:
+    """Name the first broken images, and how many there are, unless they may be skipped."""
+    if not len(broken) or images.skip_broken:
+        return
+    if len(broken) == 1:
+        images.open(int(broken[0]))
+    shown = ", ".join(str(images.path(int(row))) for row in broken[:NAMED])
+    more = ", …" if len(broken) > NAMED else ""
+    raise UserError(f"{len(broken):,} of {len(images):,} images are missing or cannot be read: {shown}{more} {SKIP}")
 
 
 def as_array(picture: Image.Image) -> np.ndarray:

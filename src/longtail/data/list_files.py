@@ -37,7 +37,10 @@ def read_list(path: Path, root: Path, *, num_classes: int | None = None, skip_br
             continue
         file, *label = line.rsplit(maxsplit=1)
         if not label or not is_whole_number(label[0]) or "\0" in line:
-            raise UserError(f"{path}, line {number}: expected 'path label', found {line[:80]!r}")
+            raise UserError(
+                f"{path}, line {number}: expected a path and the number of its class (photos/1.jpg 0), found "
+                f"{line[:80]!r}; class names can be given in a CSV file with columns path and label"
+            )
         paths.append(file)
         words += label
         lines.append(number)

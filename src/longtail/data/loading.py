@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from longtail.core.progress import QUIET, Display
 from longtail.data.augment import Transform
 from longtail.data.decoded import StoredImages, decoded_once
-from longtail.data.images import DecodedImages, Images, MemoryImages
+from longtail.data.images import DecodedImages, FileImages, Images, MemoryImages, require_readable
 from longtail.data.samplers import Draw
 from longtail.data.worker_processes import in_order_of
 from longtail.errors import UserError
@@ -127,4 +127,7 @@ def resident(
     """Move images to where they are read fastest: memory of the device, or decoded once in the cache folder."""
     if isinstance(images, MemoryImages):
         return images.to(device)
-    return decoded_once(images, transform.decode, most_bytes=cache_gb * 1e9, workers=workers, display=display)
+    stored = decoded_once(images, transform.decode, most_bytes=cache_gb * 1e9, workers=workers, display=display)
+    if isinstance(stored, FileImages):  # not decoded now, but which files exist is known at once
+        require_readable(stored, stored.missing())
+    return stored

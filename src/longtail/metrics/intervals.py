@@ -86,13 +86,13 @@ def paired_difference(first: np.ndarray, second: np.ndarray, labels: np.ndarray)
     of_images = image_variances(change.mean(0), codes, sizes) / (sizes * classes**2)
     spread, freedom = of_images.sum(), np.square(of_images) / (sizes + ADDED_IMAGES - 1)
     if seeds < FEWEST_SEEDS:
-        return _student(value, float(spread), float(spread**2 / freedom.sum()))
+        return _possible(_student(value, float(spread), float(spread**2 / freedom.sum())))
     of_seeds = float(per_seed.mean(1).var(ddof=1)) / seeds
     residual = change - change.mean(0) - per_seed[:, codes] + per_seed.mean(0)[codes]
     squares = np.bincount(codes, np.square(residual).sum(0), classes) / (np.maximum(sizes - 1, 1) * (seeds - 1))
     both = float((squares / (sizes * seeds * classes**2)).sum())
     variance = max(of_seeds + float(spread) - both, of_seeds, float(spread))
-    return _student(value, variance, variance**2 / (of_seeds**2 / (seeds - 1) + float(freedom.sum())))
+    return _possible(_student(value, variance, variance**2 / (of_seeds**2 / (seeds - 1) + float(freedom.sum()))))
 
 
 def image_variances(change: np.ndarray, codes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -153,6 +153,12 @@ def fallen_classes(before: np.ndarray, after: np.ndarray, labels: np.ndarray, na
     shares = {label: (before[labels == label].mean(), after[labels == label].mean()) for label in found}
     deepest = sorted(found, key=lambda label: change.value[label])
     return [Fallen(names[label], float(shares[label][0]), float(shares[label][1])) for label in deepest]
+
+
+def _possible(difference: Interval) -> Interval:
+    """An interval of a difference between two accuracies ends at -1 and 1."""
+    low, high = (None if bound is None else min(max(bound, -1.0), 1.0) for bound in (difference.low, difference.high))
+    return Interval(difference.value, low, high)
 
 
 def _student(value: float, variance: float, freedom: float) -> Interval:

@@ -34,6 +34,10 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist")
+    if path.suffix in (".pt", ".pth", ".ckpt", ".bin"):
+        raise UserError(
+            f"{path}: weights alone are not enough; in Python, longtail.calibrate(model, loader) calibrates"
+        )
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix or 'a file without ending'}; use {', '.join(SUFFIXES)}")
     with reading(path, "a file of logits and labels"):

@@ -62,8 +62,7 @@ class Run:
         folder = find_released(folder) if is_released(folder) else Path(folder)
         settle(folder)
         if not (folder / RUN_FILE).is_file():
-            lack = f"it has no {RUN_FILE}" if folder.exists() else "it does not exist"
-            raise UserError(f"{folder} is not a run folder: {lack}")
+            raise UserError(f"{folder} is not a run folder: {_lack(folder)}")
         return cls(folder, read_record(folder / RUN_FILE))
 
     @classmethod
@@ -188,6 +187,22 @@ class Run:
     def transforms(self, splits: Splits) -> tuple[Transform, Transform]:
         """The transforms (augmenting, clean) of training images and of test images."""
         return transforms(self.config, splits)
+
+
+def _lack(folder: Path) -> str:
+    """Why something is not a run folder, and what else to do with it."""
+    if not folder.exists():
+        return "it does not exist"
+    if (folder.parent / RUN_FILE).is_file() and folder.is_file():
+        return f"it is a file of one; give {folder.parent}"
+    if folder.is_file():
+        return (
+            f"it is a file. Saved logits are scored by `longtail diagnose {folder} --train TRAIN_LOGITS`, or before "
+            f"and after calibration by `longtail calibrate TRAIN_LOGITS --test {folder} --out OUT`"
+        )
+    if (folder / "calibration.json").is_file():
+        return "it holds a calibration of saved logits without their network; `longtail export --format npz` reads it"
+    return f"it has no {RUN_FILE}"
 
 
 def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:

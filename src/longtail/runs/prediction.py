@@ -25,6 +25,7 @@ from longtail.errors import UserError
 from longtail.runs.folder import Run
 
 NOTHING = np.zeros(0)  # no random numbers
+SHOWN = 20  # images that are printed
 UPRIGHT = "turn upright as its EXIF data say"
 
 
@@ -46,6 +47,13 @@ class Predicted:
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    def __str__(self) -> str:
+        """One line per image, as far as they fit on a screen."""
+        best = zip(self.sources[:SHOWN], self.top(1), strict=False)
+        lines = [f"{source}: {name} ({100 * probability:.1f} %)" for source, ((name, probability),) in best]
+        more = [f"… {len(self) - SHOWN:,} more"] if len(self) > SHOWN else []
+        return "\n".join([*lines, *more])
 
     @property
     def names(self) -> list[str]:

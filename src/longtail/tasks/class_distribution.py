@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from longtail.data.images import FileImages
 from longtail.data.open import open_splits
 from longtail.data.sources import find_data
+from longtail.data.splits import Splits
 from longtail.metrics.scores import shot_groups, shot_names
 from longtail.metrics.table import SHOTS
 from longtail.recipes import RECIPES
@@ -27,6 +29,7 @@ class ClassDistribution:
         group_counts: (K,) training images per class before validation images were held out; they decide which
             classes are many-, medium- or few-shot. None if they equal `class_counts`.
         found: where the images were found, in one sentence.
+        missing: image files that do not exist, although the counts include them.
     """
 
     name: str
@@ -35,6 +38,7 @@ class ClassDistribution:
     images: dict[str, int]
     group_counts: np.ndarray | None = None
     found: str = ""
+    missing: int = 0
 
     @property
     def _for_groups(self) -> np.ndarray:
@@ -78,6 +82,7 @@ class ClassDistribution:
             "data": self.name,
             "num_classes": len(counts),
             "images": self.images,
+            "missing": self.missing,
             "largest": max(counts),
             "smallest": min(counts),
             "median": float(np.median(self.class_counts)),
@@ -116,7 +121,16 @@ def distribution(
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
     name = str(data) if str(data) in RECIPES else splits.name
     counts, before = splits.train.class_counts.numpy(), splits.group_counts.numpy()
-    return ClassDistribution(name, splits.train.class_names, counts, sizes, before, splits.found())
+    missing = _missing(splits)
+    found = splits.found()
+    if missing:
+        found += f"\n{len(missing):,} of these images do not exist; the first is {missing[0]}"
+    return ClassDistribution(name, splits.train.class_names, counts, sizes, before, found, len(missing))
+
+
+def _missing(splits: Splits) -> list[Path]:
+    every = (splits.train, splits.validation, splits.test)
+    return [images.path(index) for images in every if isinstance(images, FileImages) for index in images.missing()]
 
 
 def gini(counts: np.ndarray) -> float:

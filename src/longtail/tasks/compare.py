@@ -64,7 +64,7 @@ def compare(
     display = display or Display(quiet=not progress)
     cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
     waiting = [cell for cell in cells if cell.read() is None]
-    display.line(f"{len(cells)} cells, {len(cells) - len(waiting)} of them already done")
+    display.line(f"{len(cells)} cells (a method with a seed each), {len(cells) - len(waiting)} of them already done")
     # Stage two needs the stage-one models it calibrates, even if they are not in the comparison.
     trained = {cell.run_folder: cell.stage_one for cell in waiting}
     first = [cell for cell in trained.values() if cell in waiting or not cell.is_trained]
@@ -72,7 +72,8 @@ def compare(
     if first:
         total, seen = images_to_see(config, entries, first), sum(cell.images_seen() for cell in first)
         seconds = expected_seconds(first, display) * (1 - seen / total) / min(jobs, len(first))
-        display.line(f"training {len(first)} networks: about {clock(seconds)} here; then {len(second)} calibrations")
+        networks = "1 network" if len(first) == 1 else f"{len(first)} networks"
+        display.line(f"training {networks}: about {clock(seconds)} here; then {len(second)} calibrations")
         with display.task("training", total, done=seen) as task:
             task.note = f"then {len(second)} calibrations"
             with watched(first, task):

@@ -21,6 +21,8 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.candidates import Candidate, Trial, try_candidates
 from longtail.posthoc.inputs import from_outputs
 
+FEW_SAMPLES = 5  # fewer held-out samples of a class are pointed out,
+NOTED_POINTS = 1.0  # if a single one moves balanced accuracy by as many points
 FALLS = 0.3  # rank correlation of class size and mean margin from which margins are said to fall
 
 
@@ -53,6 +55,9 @@ class Diagnosis:
         tail_gain: the same over the half of the classes with fewer training images.
         fallen: classes whose accuracy falls by more than their interval.
         fitted: how the methods were fitted.
+        rare: number of classes with the fewest held-out samples.
+        fewest: how many samples each of them has.
+        classes: number of classes with held-out samples.
     """
 
     split: str
@@ -65,6 +70,9 @@ class Diagnosis:
     tail_gain: Interval
     fallen: list[Fallen]
     fitted: str
+    rare: int
+    fewest: int
+    classes: int
 
     @property
     def helps(self) -> bool:
@@ -77,7 +85,19 @@ class Diagnosis:
         return self.helps and self.before.correlation["margins"] > FALLS
 
     def sentences(self) -> str:
-        """The recommendation, in two sentences."""
+        """The recommendation, in two sentences, and a third one if some classes have very few held-out samples."""
+        return " ".join(filter(None, (self._recommendation(), self._caution())))
+
+    def _caution(self) -> str:
+        """What a single sample changes, if classes have so few that it matters."""
+        step = 100 / (self.fewest * self.classes)
+        if self.fewest >= FEW_SAMPLES or step < NOTED_POINTS:
+            return ""
+        who = "1 class has" if self.rare == 1 else f"{self.rare:,} classes have"
+        samples = "1 held-out sample" if self.fewest == 1 else f"{self.fewest} held-out samples"
+        return f"{who} only {samples}: a single sample moves balanced accuracy by {step:.1f} points."
+
+    def _recommendation(self) -> str:
         margin = self.before.correlation["margins"]
         sign = "Margins fall with class size" if margin > FALLS else "Margins do not fall clearly with class size"
         low, high = (100 * (bound or 0) for bound in (self.gain.low, self.gain.high))
@@ -139,6 +159,7 @@ def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
     as_it_is, chosen = trial.candidates[0], trial.chosen
     nearest = chosen if chosen is not as_it_is else max(trial.candidates[1:], key=trial.mean)
     before = held_out.rows().read(slice(None)).numpy()
+    _, sizes = np.unique(held_out.labels, return_counts=True)
     return Diagnosis(
         split=held_out.split,
         samples=len(held_out),
@@ -150,6 +171,9 @@ def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
         tail_gain=paired_difference(nearest.hits[tail], as_it_is.hits[tail], held_out.labels[tail]),
         fallen=fallen_classes(as_it_is.hits, nearest.hits, held_out.labels, held_out.names),
         fitted=_fitted(nearest, train),
+        rare=int((sizes == sizes.min()).sum()),
+        fewest=int(sizes.min()),
+        classes=len(sizes),
     )
 
 
