@@ -12,8 +12,10 @@ const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(1);
 const escaped = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 // Its beginning and its end, by which many names differ.
 const short = (name) => {
-  const letters = [...name];
-  return escaped(letters.length > 18 ? letters.slice(0, 9).join("") + "…" + letters.slice(-8).join("") : name);
+  const rest = name.endsWith(" …") ? " …" : ""; // of merged classes; the name of the first keeps its own end
+  const letters = [...name.slice(0, name.length - rest.length)];
+  const kept = letters.length > 18 ? [...letters.slice(0, 9), "…", ...letters.slice(-8)] : letters;
+  return escaped(kept.join("") + rest);
 };
 const fullNames = classes.names.map(escaped);
 const SCORES = Object.fromEntries(data.scores.map((score) => [score.name, score]));
@@ -250,8 +252,8 @@ function drawPairs(id) {
     // What counts is whether the true class is recognised: a class that is taken for another one now has gained nothing.
     const [had, has] = item.accuracy;
     const mood = has > had ? "good" : has < had ? "bad" : "";
-    const note = element("div", `${item.before} % before, ${item.after} % after`, { class: "note" });
-    const accuracy = element("div", `accuracy of ${item.truth}: ${had} % → ${has} %`, { class: `note ${mood}` });
+    const note = element("div", `${item.before}\u00a0% before, ${item.after}\u00a0% after`, { class: "note" });
+    const accuracy = element("div", `accuracy of ${item.truth}: ${had}\u00a0%\u00a0→\u00a0${has}\u00a0%`, { class: `note ${mood}` });
     made.append(text, note, accuracy, ...item.pictures.map((source) => element("img", undefined, { src: source, alt: `${item.truth} taken for ${item.taken_for}` })));
     return made;
   });
