@@ -40,6 +40,15 @@ def test_target_priors():
     assert bias.tolist() == [2.0, NEVER, 3.0]
 
 
+def test_logits_below_that_of_a_class_that_never_occurs_are_refused():
+    shift = np.array([0.0, -np.inf, 0.0])
+    low = torch.tensor([[0.0, 0.0, 0.0], [2 * NEVER, 5.0, 3 * NEVER]])
+    with pytest.raises(UserError, match="a class of target prior 0 would be predicted"):
+        shifted(low, shift)
+    low[1, 0] = 0.9 * NEVER  # the best class that may occur is above it: its rival may be anywhere
+    assert shifted(low, shift).argmax(1).tolist() == [0, 0]
+
+
 def test_weights_of_the_target_prior_and_folds():
     held = from_arrays(LOGITS, LABELS)
     weights = target_weights(held, np.log([0.4, 0.3, 0.2, 0.1]))

@@ -20,7 +20,7 @@ from longtail.core.reading import read_text, reading
 from longtail.errors import UserError, number
 
 WORDS = ("uniform", "train")
-NEVER = -1e4  # logit of a class with target prior 0: finite, and below every other
+NEVER = -1e4  # logit of a class with target prior 0: finite in every floating type, float16 too
 
 
 def check_target_prior(target_prior: Any) -> None:
@@ -83,9 +83,14 @@ def _number(row: list[str]) -> float | None:
 
 
 def shifted(logits: Tensor, shift: np.ndarray) -> Tensor:
-    """Logits (N, K) plus a shift (K,); where that is -inf, a finite logit below every other."""
+    """Logits (N, K) plus a shift (K,); where that is -inf, a finite logit below the best of every row."""
     moved = logits + torch.from_numpy(shift).to(logits)
-    return moved.masked_fill(torch.from_numpy(np.isneginf(shift)).to(logits.device), NEVER)
+    never = torch.from_numpy(np.isneginf(shift)).to(logits.device)
+    if not never.any():
+        return moved
+    if bool((moved[:, ~never].amax(1) <= NEVER).any()):
+        raise UserError(f"logits below {NEVER:g}: a class of target prior 0 would be predicted; scale the logits")
+    return moved.masked_fill(never, NEVER)
 
 
 def shifted_head(weight: Tensor, bias: Tensor, shift: np.ndarray) -> tuple[Tensor, Tensor]:
