@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from longtail.core.progress import _columns
+from longtail.core import progress
+from longtail.core.progress import Display, _columns
 
 NOTE = "epoch 12/90  loss 1.234"
 
@@ -28,3 +29,16 @@ def test_a_bar_fits_the_terminal(width, bar, note):
     assert (NOTE in line) == note
     assert ("━" in line) == bar
     assert ("50 %" if width < 100 else "471008/942016") in line
+
+
+def test_a_notebook_without_widgets_gets_lines(monkeypatch):
+    lines = []
+    display = Display()
+    display.error.is_jupyter = True
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(display, "line", lines.append)
+    with display.task("extracting", 10) as task:  # a bar would warn that it cannot be shown
+        task.advance(5)
+    assert len(lines) == 1
+    assert lines[0].startswith("extracting  50 %")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -111,11 +112,16 @@ class Display:
         """A result."""
         self.out.print(table)
 
+    @property
+    def _draws_in_notebook(self) -> bool:
+        """Whether a notebook can show a bar; without this library it would show an empty one."""
+        return find_spec("ipywidgets") is not None
+
     @contextmanager
     def task(self, title: str, total: int, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
         """A progress bar in a terminal or a notebook, a line every few seconds elsewhere."""
         task = Task(self, title, total, done, unit)
-        if self.quiet or not (sys.stderr.isatty() or self.error.is_jupyter):
+        if self.quiet or not (self._draws_in_notebook if self.error.is_jupyter else sys.stderr.isatty()):
             yield task
             return
         with Progress(*_columns(self.error.width), console=self.error) as bar:
