@@ -13,7 +13,7 @@ export SOURCE_DATE_EPOCH
 # Installed without bytecode; the first import writes it, or every process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test lint docs dist clean results-quick
+.PHONY: help install demo test lint docs dist clean constraints results-quick
 
 help:
 	@echo "make demo     small environment $(DEMO_VENV), train on long-tailed digits, calibrate, draw a report"
@@ -78,6 +78,11 @@ results-quick: install
 dist: install
 	@rm -rf $(DIST)
 	$(BIN)/python -m build --no-isolation --outdir $(DIST)
+
+# Kept versions: a release of another project must not decide whether the tests pass.
+constraints: install
+	@{ head -n 2 constraints.txt; { $(BIN)/pip freeze --exclude-editable; $(BIN)/pip freeze --path $(VENV)/vision; } \
+		| sed 's/+.*//' | sort --unique --ignore-case; } > constraints.new && mv constraints.new constraints.txt
 
 clean:
 	rm -rf $(VENV) $(DEMO_VENV) demo site $(DIST) .mypy_cache .pytest_cache .ruff_cache .hypothesis

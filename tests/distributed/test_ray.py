@@ -23,7 +23,8 @@ SCRIPT = next(code for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.M |
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_two_ray_workers_give_the_serial_results(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = surroundings(RAY_USAGE_STATS_ENABLED="0", RAY_raylet_start_wait_time_s="150")
+    # Ray gives its workers the lowest priority, so that on a busy machine they would hardly run.
+    environment = surroundings(RAY_USAGE_STATS_ENABLED="0", RAY_raylet_start_wait_time_s="150", RAY_worker_niceness="0")
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
