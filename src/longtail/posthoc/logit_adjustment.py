@@ -13,14 +13,11 @@ from typing import Literal
 import numpy as np
 
 from longtail.outputs.checks import require_counts
-from longtail.posthoc.base import AffinePostHoc
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.result import FitResult
-from longtail.posthoc.selection import TAUS, balanced_accuracy, best_setting, require_validation
-from longtail.posthoc.settings import number_or_auto
+from longtail.posthoc.tau import Formula, TauPostHoc
 
 
-class LogitAdjustment(AffinePostHoc):
+class LogitAdjustment(TauPostHoc):
     """Post-hoc logit adjustment.
 
     Args:
@@ -33,32 +30,10 @@ class LogitAdjustment(AffinePostHoc):
     [1]
     """
 
-    tuned = ("tau",)
-    needs_every_class = False
-    learns_from_seen = False
-
     def __init__(self, tau: float | Literal["auto"] = 1.0) -> None:
         self.tau = tau
 
-    def check_settings(self) -> None:
-        number_or_auto(self.tau, "tau")
-
-    def enough_images(self, num_classes: int) -> int | None:
-        return 1  # it does not use images
-
-    def _fit(self, data: FitData, validation: FitData | None) -> None:
+    def _formula(self, data: FitData) -> Formula:
         require_counts(data.class_counts)
         log_prior = np.log(data.class_counts / data.class_counts.sum())
-        self.scale_ = np.ones(data.num_classes)
-        if self.tau == "auto":
-            held_out = require_validation(validation, "tau")
-            scores = {tau: balanced_accuracy(self.scale_, -tau * log_prior, held_out) for tau in TAUS}
-            self.tau_ = best_setting(scores, usual=1.0)
-        else:
-            self.tau_ = float(self.tau)
-        self.shift_ = -self.tau_ * log_prior
-        self.result_ = FitResult.closed_form()
-
-    @property
-    def n_parameters_(self) -> int:
-        return 0
+        return lambda tau: (np.ones(data.num_classes), -tau * log_prior)

@@ -18,9 +18,7 @@ from torch import Tensor
 from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.result import FitResult
-from longtail.posthoc.settings import check_exact
-from longtail.posthoc.solver import minimise
+from longtail.posthoc.scale_and_shift import ScaleAndShift
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
@@ -29,7 +27,7 @@ def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
     return 1 / (num_classes * counts[labels])
 
 
-class LWS(AffinePostHoc):
+class LWS(ScaleAndShift, AffinePostHoc):
     """Learnable weight scaling.
 
     Args:
@@ -47,11 +45,8 @@ class LWS(AffinePostHoc):
         self.tolerance = tolerance
         self.max_iter = max_iter
 
-    def check_settings(self) -> None:
-        check_exact(self.ridge, self.tolerance, self.max_iter)
-
-    def _fit(self, data: FitData, validation: FitData | None) -> None:
-        problem = AffineProblem(
+    def _problem(self, data: FitData) -> AffineProblem:
+        return AffineProblem(
             data.rows,
             data.labels,
             balanced_weights(data.labels, data.num_classes),
@@ -61,10 +56,6 @@ class LWS(AffinePostHoc):
             shifts=False,
             world=data.world,
         )
-        identity = np.repeat([1.0, 0.0], data.num_classes)
-        solution = minimise(problem, identity, tolerance=self.tolerance, max_evaluations=self.max_iter)
-        self.scale_, self.shift_ = np.split(solution.x, 2)
-        self.result_ = FitResult.of(solution)
 
     @property
     def n_parameters_(self) -> int:

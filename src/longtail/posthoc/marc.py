@@ -26,6 +26,7 @@ from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc, unfitted
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.result import FitResult
+from longtail.posthoc.scale_and_shift import identity
 from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, between, require_validation
 from longtail.posthoc.settings import check_exact, check_sgd, number_or_auto
 from longtail.posthoc.sgd import train_affine
@@ -186,7 +187,7 @@ class MARC(AffinePostHoc):
         passes = 500 if self.max_iter is None else self.max_iter
         tolerance = tolerance or self.tolerance
         if known is None or not known.answers:
-            return minimise(problem, self._identity(data), tolerance=tolerance, max_evaluations=passes)
+            return minimise(problem, identity(data.num_classes), tolerance=tolerance, max_evaluations=passes)
         return minimise(
             problem,
             known.start(gamma),
@@ -200,15 +201,11 @@ class MARC(AffinePostHoc):
         """Nothing yet but the largest entries of the gradients at the identity, which one pass gives for all gammas."""
         problem = self.problem(data, torch.from_numpy(data.frequency))
         factors = np.stack([class_weights(data.class_counts, gamma) for gamma in gammas])
-        largest = np.abs(problem.gradients(self._identity(data), factors)).max(1)
+        largest = np.abs(problem.gradients(identity(data.num_classes), factors)).max(1)
         return _Known(problem, dict(zip(gammas, largest.tolist(), strict=True)))
 
-    def _identity(self, data: FitData) -> np.ndarray:
-        """Omega 1 and beta 0: the unchanged classifier."""
-        return np.repeat([1.0, 0.0], data.num_classes)
-
     def _centre(self, data: FitData) -> np.ndarray:
-        return self._identity(data) if self.ridge_centre == "identity" else np.zeros(2 * data.num_classes)
+        return identity(data.num_classes) if self.ridge_centre == "identity" else np.zeros(2 * data.num_classes)
 
     def problem(self, data: FitData, weights: Tensor) -> AffineProblem:
         """The convex problem of these class weights (K,)."""

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from longtail.errors import UserError
 from longtail.networks.sigmoid_head import SigmoidHead
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.base import PostHoc
 from longtail.posthoc.curvature import Blocks
 from longtail.posthoc.folding import folded_affine, is_trained
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.result import FitResult
-from longtail.posthoc.settings import check_exact
-from longtail.posthoc.solver import Problem, minimise
+from longtail.posthoc.scale_and_shift import ScaleAndShift, identity
+from longtail.posthoc.solver import Problem
 
 
 class _OneVersusRest(Problem):
@@ -51,8 +49,8 @@ class _OneVersusRest(Problem):
             yield logits.double(), a * logits.double() + b, torch.where(own, self.high, self.low)
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        identity = np.repeat([1.0, 0.0], len(x) // 2)
-        value, gradient = 0.5 * self.ridge * float((x - identity) @ (x - identity)), self.ridge * (x - identity)
+        pull = x - identity(len(x) // 2)
+        value, gradient = 0.5 * self.ridge * float(pull @ pull), self.ridge * pull
         size = self.rows.shape[0]
         for logits, scores, targets in self._parts(x):
             losses = F.softplus(scores) - targets * scores
@@ -72,7 +70,7 @@ class _OneVersusRest(Problem):
         return *self.value_and_gradient(x), Blocks(aa + self.ridge, ab, bb, reach=np.sqrt(bb))
 
 
-class PlattScaling(PostHoc):
+class PlattScaling(ScaleAndShift):
     """One sigmoid per class against the rest; probabilities are the sigmoids, made to sum to 1.
 
     Args:
@@ -90,15 +88,8 @@ class PlattScaling(PostHoc):
         self.tolerance = tolerance
         self.max_iter = max_iter
 
-    def check_settings(self) -> None:
-        check_exact(self.ridge, self.tolerance, self.max_iter)
-
-    def _fit(self, data: FitData, validation: FitData | None) -> None:
-        identity = np.repeat([1.0, 0.0], data.num_classes)
-        problem = _OneVersusRest(data.rows, data.labels, self.ridge)
-        solution = minimise(problem, identity, tolerance=self.tolerance, max_evaluations=self.max_iter)
-        self.scale_, self.shift_ = np.split(solution.x, 2)
-        self.result_ = FitResult.of(solution)
+    def _problem(self, data: FitData) -> _OneVersusRest:
+        return _OneVersusRest(data.rows, data.labels, self.ridge)
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         scale, shift = (torch.as_tensor(v).to(logits) for v in (self.scale_, self.shift_))
@@ -118,7 +109,3 @@ class PlattScaling(PostHoc):
             layer.classifier.weight.copy_(weight)
             layer.classifier.bias.copy_(bias)
         return layer.requires_grad_(is_trained(linear))
-
-    @property
-    def n_parameters_(self) -> int:
-        return 2 * len(self.scale_)

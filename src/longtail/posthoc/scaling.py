@@ -27,7 +27,8 @@ from longtail.posthoc.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.result import FitResult
-from longtail.posthoc.settings import check_exact, check_minimiser
+from longtail.posthoc.scale_and_shift import ScaleAndShift, identity
+from longtail.posthoc.settings import check_minimiser
 from longtail.posthoc.solver import Problem, minimise
 
 HOTTEST = 1000.0  # temperature
@@ -42,7 +43,7 @@ def _unweighted(data: FitData, ridge: float) -> AffineProblem:
         torch.full((size,), 1 / size, dtype=torch.float64),
         torch.ones(data.num_classes),
         ridge=ridge_per_number(ridge, data.num_classes),
-        centre=np.repeat([1.0, 0.0], data.num_classes),
+        centre=identity(data.num_classes),
         world=data.world,
     )
 
@@ -90,7 +91,7 @@ class TemperatureScaling(AffinePostHoc):
         return 1
 
 
-class VectorScaling(AffinePostHoc):
+class VectorScaling(ScaleAndShift, AffinePostHoc):
     """One scale and one shift per class.
 
     Args:
@@ -108,19 +109,8 @@ class VectorScaling(AffinePostHoc):
         self.tolerance = tolerance
         self.max_iter = max_iter
 
-    def check_settings(self) -> None:
-        check_exact(self.ridge, self.tolerance, self.max_iter)
-
-    def _fit(self, data: FitData, validation: FitData | None) -> None:
-        identity = np.repeat([1.0, 0.0], data.num_classes)
-        problem = _unweighted(data, self.ridge)
-        solution = minimise(problem, identity, tolerance=self.tolerance, max_evaluations=self.max_iter)
-        self.scale_, self.shift_ = np.split(solution.x, 2)
-        self.result_ = FitResult.of(solution)
-
-    @property
-    def n_parameters_(self) -> int:
-        return 2 * len(self.scale_)
+    def _problem(self, data: FitData) -> AffineProblem:
+        return _unweighted(data, self.ridge)
 
 
 class _MatrixProblem(Problem):
