@@ -96,4 +96,52 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "10",
         "11",
     ): "in how many parts rows are read changes nothing",
+    (
+        "posthoc/tempered.py",
+        "half = torch.from_numpy(0.5 * np.log(data.class_counts[present] / data.class_counts.sum()))",
+        "data.class_counts[present] / data.class_counts.sum()",
+        "data.class_counts[present] * data.class_counts.sum()",
+    ): "a factor of all priors shifts all logits alike: no probability changes",
+    (
+        "posthoc/curvature.py",
+        "for (step, change, curvature), part in zip(self._pairs, reversed(parts), strict=True):",
+        "True",
+        "False",
+    ): "there is one part for each pair",
+    (
+        "posthoc/unseen.py",
+        "for row in zip(*parts, strict=True):",
+        "True",
+        "False",
+    ): "features are read for the same rows as logits",
+    (
+        "posthoc/selection.py",
+        "return np.asarray(sum(share * known[one] for share, one in zip(shares, nearest, strict=True)))",
+        "True",
+        "False",
+    ): "there is one share for each of them",
+    (
+        "posthoc/halo.py",
+        "self.numbers_ = dict(zip(problem.names, solution.x.tolist(), strict=True))",
+        "True",
+        "False",
+    ): "a problem has one number for each name",
+    (
+        "posthoc/marc.py",
+        "return _Known(problem, dict(zip(gammas, largest.tolist(), strict=True)))",
+        "True",
+        "False",
+    ): "there is one gradient for each gamma",
+    (
+        "metrics/intervals.py",
+        "for own, average in zip(weights, everything, strict=True)",
+        "True",
+        "False",
+    ): "there is one average for each row of weights",
+    (
+        "training/streams.py",
+        "for transform, sampler in zip(self.transforms, self.samplers, strict=True)",
+        "True",
+        "False",
+    ): "a stream has one transform and one sampler",
 }

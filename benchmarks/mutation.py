@@ -8,7 +8,9 @@ seed.
     python benchmarks/mutation.py --per-room 100 --seed 1
 
 With --minutes M no mutant is begun after that; the page says how many of those drawn have no outcome. Mutants are met
-in the order of the draw, those outside of functions in the last sixth of the time.
+in the order of the draw, those outside of functions in the last sixth of the time. With --outcomes FILE every outcome
+is kept as soon as it is known, and a later call with the same seed goes on from there, unless the mutant's file has
+changed since: rooms can be done one after the other, and the last call writes the page of all of them.
 
 Everything happens in forks of one process that has imported torch and scikit-learn and collected the tests, so a mutant
 costs what its tests cost. First every test is run once, to see which functions it calls and how long it takes. A mutant
@@ -22,12 +24,15 @@ Leaves docs/results/mutation.md with the share killed per room, and every surviv
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import math
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +63,8 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, default=HERE / ".data" / "mutation.json", help="what each test calls")
     parser.add_argument("--only", default="", help="mutants whose place contains this text; nothing is written")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after that")
+    unnamed = Path(tempfile.mkdtemp(prefix="mutation-")) / "outcomes"
+    parser.add_argument("--outcomes", type=Path, default=unnamed, help="kept here, so that a later call goes on")
     options = parser.parse_args()
     began = time.monotonic()
     ends = [began + 60 * options.minutes * share for share in (5 / 6, 1)]
@@ -66,12 +73,24 @@ def main() -> None:
         everything = [mutant for path in sorted(SOURCE.glob(ROOMS[room][0])) for mutant in mutants_of(path)]
         everything = [mutant for mutant in everything if options.only in _where(mutant)]
         possible[room] = len(everything)
-        chosen = random.Random(f"{options.seed} {room}").sample(everything, min(options.per_room, len(everything)))
+        # All of them in a random order: a larger draw by the same seed begins with the smaller one.
+        chosen = random.Random(f"{options.seed} {room}").sample(everything, len(everything))[: options.per_room]
         drawn += [(room, mutant) for mutant in chosen]
-    import_libraries()
-    files = sorted({file for room in options.rooms for file in ROOMS[room][1]})
-    tests = measure(files, options.measured, options.jobs)
-    alive = dict(_outcomes(drawn, files, tests, options.jobs, ends))
+    known = _known(options.outcomes, options.seed)
+    todo = [(room, mutant) for room, mutant in drawn if _key(mutant) not in known]
+    if todo and options.minutes > 0:
+        import_libraries()
+        files = sorted({file for room, _ in todo for file in ROOMS[room][1]})
+        tests = measure(files, options.measured, options.jobs)
+
+        def keep(mutant: Mutant, survives: bool) -> None:  # in a fork: the file is how others know
+            _say(mutant, survives)
+            with options.outcomes.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([options.seed, *_key(mutant), survives]) + "\n")
+
+        _meet(todo, files, tests, options.jobs, ends, keep)
+        known = _known(options.outcomes, options.seed)
+    alive = {mutant: known[_key(mutant)] for _, mutant in drawn if _key(mutant) in known}
     if not options.only:
         _write(drawn, alive, possible, options.seed)
 
@@ -100,31 +119,29 @@ def _tests_of(room: str, mutant: Mutant, tests: dict[str, dict[str, Any]]) -> tu
     return sorted(chosen, key=price_of.__getitem__), seconds
 
 
-def _outcomes(
-    drawn: list[tuple[str, Mutant]], files: list[str], tests: dict[str, dict[str, Any]], jobs: int, ends: list[float]
-) -> Iterator[tuple[Mutant, bool]]:
-    """Every mutant that is begun in time, and whether it survives; `ends`: in functions, and outside of them."""
-    meets = {mutant: _tests_of(room, mutant, tests) for room, mutant in drawn}
-    mutants = [mutant for _, mutant in drawn]
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder) / "outcomes"
+def _meet(
+    todo: list[tuple[str, Mutant]],
+    files: list[str],
+    tests: dict[str, dict[str, Any]],
+    jobs: int,
+    ends: list[float],
+    keep: Callable[[Mutant, bool], None],
+) -> None:
+    """Let mutants meet their tests and `keep` whether they survive; `ends`: in functions, and outside of them."""
+    meets = {mutant: _tests_of(room, mutant, tests) for room, mutant in todo}
+    mutants = [mutant for _, mutant in todo]
 
-        def in_functions(session: pytest.Session) -> None:
-            functions = functions_of(str(SOURCE))
+    def in_functions(session: pytest.Session) -> None:
+        functions = functions_of(str(SOURCE))
 
-            def meet(mutant: Mutant) -> bool:
-                swap_code(mutant, functions)
-                return run(session, *meets[mutant])
+        def meet(mutant: Mutant) -> bool:
+            swap_code(mutant, functions)
+            return run(session, *meets[mutant])
 
-            for mutant, alive in forks([one for one in mutants if one.function], meet, jobs, ends[0]):
-                _say(mutant, alive)
-                with journal.open("a") as file:
-                    file.write(f"{mutants.index(mutant)} {int(alive)}\n")
+        for mutant, alive in forks([one for one in mutants if one.function], meet, jobs, ends[0]):
+            keep(mutant, alive)
 
-        with_tests(files, in_functions)
-        for line in journal.read_text().splitlines() if journal.exists() else []:
-            number, alive = line.split()
-            yield mutants[int(number)], alive == "1"
+    with_tests(files, in_functions)
 
     def outside(mutant: Mutant) -> bool:
         import_changed(mutant)
@@ -136,8 +153,25 @@ def _outcomes(
         return answer == [True]
 
     for mutant, alive in forks([one for one in mutants if not one.function], outside, jobs, ends[1]):
-        _say(mutant, alive)
-        yield mutant, alive
+        keep(mutant, alive)
+
+
+Key = tuple[str, int, str]  # file, number of the place, digest of the file
+
+
+def _key(mutant: Mutant) -> Key:
+    return str(mutant.path.relative_to(SOURCE)), mutant.number, _digest(mutant.path)
+
+
+@cache
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _known(path: Path, seed: int) -> dict[Key, bool]:
+    """Outcomes of earlier calls with this seed: whether the mutant survived."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {tuple(key): alive for own, *key, alive in map(json.loads, lines) if own == seed}  # type: ignore[misc]
 
 
 def _where(mutant: Mutant) -> str:

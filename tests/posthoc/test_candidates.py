@@ -9,7 +9,18 @@ import torch.nn.functional as F
 from sklearn.exceptions import ConvergenceWarning
 
 from longtail import CRT, HALO, MARC
-from longtail.posthoc.candidates import Candidate, Trial, _methods, _refitted, best_scale
+from longtail.errors import UserError
+from longtail.posthoc.candidates import (
+    Candidate,
+    Trial,
+    _methods,
+    _refitted,
+    _scored,
+    best_scale,
+    stratified,
+    target_weights,
+    try_candidates,
+)
 from longtail.posthoc.inputs import from_arrays, from_outputs
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, outputs
@@ -89,3 +100,63 @@ def test_a_new_classifier_gets_its_passes():
     assert MARC(solver="sgd", max_iter=5).fit(LOGITS, LABELS).n_iter_ == 5
     with pytest.warns(ConvergenceWarning, match="after 2 passes"):
         MARC(max_iter=2, tolerance=1e-12).fit(LOGITS, LABELS)
+
+
+def test_a_candidate_is_scored_at_the_temperature_of_the_other_folds():
+    """Over the classes that have held-out samples and may occur; class 2 may not, class 4 has none."""
+    rng = np.random.default_rng(5)
+    labels = np.array([0] * 6 + [1] * 5 + [2] * 4 + [3] * 5)
+    scores = rng.normal(size=(20, 5)) + 2 * np.eye(5)[labels]
+    held_out = from_arrays(scores, labels, class_counts=[9, 9, 9, 9, 9], need_every_class=False)
+    target = np.log([0.4, 0.2, 1.0, 0.3, 0.1])
+    target[2] = -np.inf
+    folds, weights = np.arange(20) % 3, rng.uniform(0.5, 2, 20)
+    made = _scored("x", MARC(), target, torch.from_numpy(scores), held_out, weights, folds)
+    expected, kept, place = np.zeros(20), labels != 2, {0: 0, 1: 1, 3: 2}
+    codes = torch.tensor([place.get(label, 0) for label in labels.tolist()])
+    columns, offset = torch.from_numpy(scores[:, [0, 1, 3]]), torch.from_numpy(target[[0, 1, 3]])
+    for fold in range(3):
+        others = kept & (folds != fold)
+        scale = best_scale(columns[others], codes[others], offset, weights[others])
+        for row in np.flatnonzero(kept & (folds == fold)):
+            expected[row] = (scale * columns[row] + offset).log_softmax(0)[codes[row]]
+    np.testing.assert_allclose(made.likelihood, expected)
+    moved = scores + np.where(np.isneginf(target), -1e9, target)
+    np.testing.assert_array_equal(made.hits, moved.argmax(1) == labels)
+    alone = _scored("x", MARC(), target, torch.from_numpy(scores), held_out, weights, np.zeros(20))
+    plain = (columns + offset).log_softmax(1)[torch.arange(20), codes]  # nothing to fit a temperature on
+    np.testing.assert_allclose(alone.likelihood[kept], plain.numpy()[kept])
+
+
+def test_weights_of_samples_follow_the_target_prior():
+    labels = np.array([0, 0, 0, 1, 2, 2])
+    held_out = from_arrays(np.zeros((6, 4)), labels, class_counts=[9, 9, 9, 9], need_every_class=False)
+    weights = target_weights(held_out, np.log([0.2, 0.4, 0.1, 0.3]))
+    np.testing.assert_allclose(weights, np.array([0.2 / 3] * 3 + [0.4] + [0.05] * 2) / 0.7)
+    with pytest.raises(UserError, match="target prior is 0 for every class that has held-out samples"):
+        target_weights(held_out, np.array([-np.inf, -np.inf, -np.inf, 0.0]))
+    with pytest.raises(UserError, match="held-out samples are of 1 class; two classes at least"):
+        target_weights(held_out.part(np.array([0, 1])), np.zeros(4))
+    target_weights(held_out.part(np.array([0, 3])), np.zeros(4))  # two are enough
+
+
+def test_folds_spread_every_class_evenly():
+    labels = np.array([0] * 7 + [1] * 3 + [2] * 5)
+    folds = stratified(labels, 5, seed=0)
+    for label in range(3):
+        held = np.bincount(folds[labels == label], minlength=5)
+        assert np.ptp(held) <= 1
+    assert np.bincount(folds).tolist() == [3] * 5  # and the folds are of one size
+    assert (stratified(labels, 5, seed=1) != folds).any()
+
+
+def test_without_training_outputs_two_samples_of_every_class_are_needed():
+    labels = np.array([0] * 5 + [1] * 2)
+    enough = from_arrays(RNG.normal(size=(7, 2)), labels)
+    assert [one.name for one in try_candidates(None, enough, "uniform").candidates] == [
+        "softmax",
+        "logit-adjustment",
+        "marc",
+    ]
+    with pytest.raises(UserError, match="class 1 has 1 held-out samples; at least 2 of every class"):
+        try_candidates(None, enough.part(np.arange(6)), "uniform")

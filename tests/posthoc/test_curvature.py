@@ -166,3 +166,9 @@ def test_small_changes_of_the_value_are_taken_from_the_slopes():
     assert search._step(np.ones(1), 1.0, goal=1e-12, limit=100) == 1.0
     loud = Line(lambda x: 1.0 if x == 0 else 1 + 1e-5, lambda x: 1e-9 * (x - 1))
     assert _Search(loud, np.zeros(1))._step(np.ones(1), 1.0, goal=1e-12, limit=100) is None
+
+
+def test_exactly_three_tenths_of_the_reach_is_not_far():
+    one = np.ones(1)
+    for gradient, is_far in ((3.0, False), (3.1, True)):
+        assert Scaling(Blocks(one, 0 * one, one, 10 * one), np.array([gradient, 0.0])).is_far == is_far

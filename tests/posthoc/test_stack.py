@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import approx_fprime
 
+from longtail.posthoc import stack as stack_module
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.stack import PRIORS, Held, Stack, like_training, sample_weights
 
@@ -89,3 +90,92 @@ def test_few_classes_and_few_images_among_the_held_out():
     single = np.repeat([0, 1, 2, 3], [1, 30, 30, 1])  # of one image per class the weight is that of one
     other = np.sqrt(counts[single]) / np.array([1, 30, 30, 1])[single]
     np.testing.assert_allclose(sample_weights(single, counts), other * other.sum() / np.square(other).sum())
+
+
+def held_scores(size=1.0, seed=0, samples=200):
+    """A model's logits in some unit, and its samples."""
+    rng = np.random.default_rng(seed)
+    labels = torch.from_numpy(np.arange(samples) % 4)
+    logits = 2 * (2 * np.eye(4)[labels.numpy()] + rng.normal(size=(samples, 4)))  # logarithms of odds
+    return Held.of(labels, torch.ones(samples, dtype=torch.float64), size * torch.from_numpy(logits).T[None])
+
+
+def stack_of(held, **options):
+    return Stack(["model", "prior"], lambda: [held], torch.from_numpy(np.log([[0.4, 0.3, 0.2, 0.1]])), **options)
+
+
+def test_nothing_is_known_before_a_pass():
+    stack = stack_of(held_scores())
+    assert (stack.passes, stack.total, stack.curvature, stack.count) == (0, 0.0, 0.0, 1)
+    _, _, hessian = stack.evaluate(stack.means)
+    assert (stack.passes, stack.total) == (1, 200.0)
+    assert stack.curvature == pytest.approx((hessian[0, 0] - stack.precision[0]) / 200)
+
+
+def test_classes_without_samples_leave_the_numbers_of_vectors_near_their_priors():
+    plain, missing = stack_of(held_scores()), stack_of(held_scores(), extrapolated=True)
+    np.testing.assert_allclose(plain.precision, [1 / 0.25**2, 1 / 0.2**2])
+    np.testing.assert_allclose(missing.precision, [1 / 0.25**2, 1 / 0.02**2])
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_priors_are_taken_in_the_unit_in_which_scores_are_logits(size):
+    """The fit of scores in another unit is that of logits, and a prior keeps its mean in deviations."""
+    expected, stack = stack_of(held_scores()).solve(exact=True).x, stack_of(held_scores(size))
+    found = stack.solve(exact=True)
+    assert found.converged
+    assert found.x[0] * size == pytest.approx(expected[0], rel=0.1)
+    assert found.x[1] == pytest.approx(expected[1], abs=0.05)
+    assert stack.means[0] * np.sqrt(stack.precision[0]) == pytest.approx(1 / 1.4 / 0.25)
+    assert stack.means[0] * size == pytest.approx(expected[0], rel=0.5)
+    assert (stack.means[0] == 1 / 1.4) == (size == 1)
+    assert found.evaluations == stack.passes
+
+
+def test_what_no_model_at_all_would_reach():
+    """The entropy of no opinion, the widest gap of the constants, and the pull of numbers that are 0."""
+    stack = stack_of(held_scores())
+    stack.evaluate(stack.means)
+    constants = -0.45 * np.log([0.4, 0.3, 0.2, 0.1])
+    expected = 200 * (np.log(4) + np.ptp(constants)) + 0.5 * (1 / 1.4 / 0.25) ** 2
+    assert stack._no_model == pytest.approx(expected)
+
+
+def test_a_rough_solve_is_within_a_small_part_of_a_standard_error():
+    exact, rough = stack_of(held_scores()), stack_of(held_scores())
+    best, found = exact.solve(exact=True), rough.solve()
+    deviation = 1 / np.sqrt(np.diag(exact.evaluate(best.x)[2]))
+    assert (np.abs(found.x - best.x) < 0.05 * deviation).all()
+    assert found.evaluations < best.evaluations
+    assert found.value == pytest.approx(best.value, abs=0.02)
+
+
+def test_steps_that_lead_uphill_are_halved():
+    """A parabola from far away with the curvature of a flat place: the full step goes much too far."""
+
+    class Steep(Stack):
+        def evaluate(self, x):
+            self.passes += 1
+            self.total, self.curvature = 1.0, 1.0
+            d = x - 1.0
+            return float(np.log(np.cosh(d)).sum()), np.tanh(d), np.diag(np.cosh(d) ** -2) + 1e-12 * np.eye(2)
+
+    steep = Steep(["model", "prior"], list, torch.zeros(1, 2))
+    steep.means = np.array([4.0, 4.0])
+    x, value, converged = steep._newton(steep.evaluate(steep.means), exact=True)
+    assert converged
+    np.testing.assert_allclose(x, 1, atol=1e-4)
+    assert value == pytest.approx(0, abs=1e-7)
+    assert steep.passes < 25
+
+
+def test_samples_are_worked_on_some_at_a_time(monkeypatch):
+    held = held_scores(samples=10)
+    assert list(held.blocks()) == [held]
+    for block, sizes in ((12, [3, 3, 3, 1]), (40, [10]), (39, [9, 1]), (3, [1] * 10)):
+        monkeypatch.setattr(stack_module, "BLOCK", block)
+        parts = list(held.blocks())
+        assert [len(part.labels) for part in parts] == sizes
+        torch.testing.assert_close(torch.cat([part.scores for part in parts], 2), held.scores)
+        torch.testing.assert_close(torch.cat([part.labels for part in parts]), held.labels)
+        assert sum(float(part.weights.sum()) for part in parts) == 10

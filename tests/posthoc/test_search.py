@@ -1,0 +1,165 @@
+"""The order of a search: parts first, rounds, when float64 is asked for, and when nothing more is tried."""
+
+import numpy as np
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+
+from longtail.posthoc.curvature import Blocks
+from longtail.posthoc.solver import Problem, _Search, minimise
+
+
+class Bowl(Problem):
+    """Half the square of the distance to a point; says what it is told to say about rounding."""
+
+    def __init__(self, best, *, rounding=0.0, refined=0, part=None, share=1.0, error=0.0):
+        self.best, self.share, self.part, self.error = np.asarray(best, dtype=float), share, part, error
+        self.told, self.refined, self.seen = rounding, refined, []
+
+    @property
+    def rounding(self):
+        return self.told
+
+    def refine(self):
+        """So many times."""
+        self.refined -= 1
+        self.told = 0.0
+        self.error = 0.0
+        return self.refined >= 0
+
+    def smaller(self):
+        return self.part
+
+    def value_and_gradient(self, x):
+        self.seen.append(x.copy())
+        d = x - self.best
+        return 0.5 * float(d @ d) + 1.0, d + self.error
+
+
+class Paired(Bowl):
+    paired = True
+
+    def with_blocks(self, x):
+        half = len(x) // 2
+        one = np.ones(half)
+        return *self.value_and_gradient(x), Blocks(one, 0 * one, one, np.inf * one)
+
+
+def test_what_a_problem_says_of_itself_if_it_says_nothing():
+    class Plain(Problem):
+        def value_and_gradient(self, x):
+            return 0.0, x
+
+    plain = Plain()
+    assert (plain.paired, plain.share, plain.rounding, plain.refine(), plain.smaller()) == (
+        False,
+        1.0,
+        0.0,
+        False,
+        None,
+    )
+    with pytest.raises(TypeError, match="Plain is not paired"):
+        plain.with_blocks(np.zeros(2))
+
+
+def test_a_start_that_is_good_enough_asks_no_part():
+    part = Bowl([1.0, 0.0])
+    assert minimise(Bowl([1.0, 0.0], part=part), np.zeros(2), tolerance=1.0).evaluations == 1
+    assert part.seen == []
+    assert minimise(Bowl([1.0, 0.0], part=part), np.zeros(2), tolerance=1e-3).converged
+    assert part.seen
+    given = Bowl([1.0, 0.0], part=Bowl([5.0, 5.0]))  # a known first gradient: the start is near already
+    assert minimise(given, np.zeros(2), first=1.0, tolerance=1e-3).converged
+    assert given.part.seen == []
+
+
+def test_a_point_that_is_no_better_is_not_taken():
+    search = _Search(Bowl([1.0, 0.0]), np.zeros(2))
+    search.try_point(np.array([2.0, 0.0]))  # as far from the best
+    assert search.x.tolist() == [0, 0]
+    assert search.gradient.tolist() == [-1, 0]
+    search.try_point(np.array([1.5, 0.0]))
+    assert search.x.tolist() == [1.5, 0]
+    assert search.value == 1.125
+    assert search.passes == 3
+
+
+def test_where_rounding_hides_the_start_it_is_looked_at_again():
+    """The first gradient is 1: rounding above a hundredth of it cannot be worked with."""
+    for rounding, passes in ((0.011, 2), (0.01, 1)):
+        problem = Bowl([1.0, 0.0], rounding=rounding, refined=1)
+        minimise(problem, np.zeros(2), tolerance=1.0)
+        assert len(problem.seen) == passes
+    known = Bowl([1.0, 0.0], rounding=0.9, refined=1)
+    minimise(known, np.zeros(2), first=100.0, tolerance=0.5)  # 0.9 of 100 is little
+    assert len(known.seen) == 1
+    for first, relative in ((None, 1.0), (3.0, 1 / 3)):  # of the first gradient that is right
+        wrong = Bowl([1.0, 0.0], rounding=0.5, refined=1, error=np.array([-0.5, 0.0]))
+        assert minimise(wrong, np.zeros(2), first=first, tolerance=1.0).gradient == pytest.approx(relative)
+
+
+def test_the_last_passes_are_exact_where_rounding_is_more_than_the_goal():
+    for tolerance, again in ((1e-3, True), (5e-3, False)):
+        problem = Bowl([1.0, 0.5], rounding=5e-3, refined=1)
+        assert minimise(problem, np.zeros(2), tolerance=tolerance).converged
+        assert (problem.refined == 0) == again
+
+
+def test_a_search_of_a_part_counts_its_share_and_ends_with_it():
+    part = Bowl(1e6 * np.ones(2), share=0.25)
+    part.value_and_gradient = lambda x: (part.seen.append(x), (float(np.exp(-x).sum()), -np.exp(-x)))[1]  # never ends
+    search = _Search(part, np.zeros(2))
+    search.until(0.0, 8)
+    assert search.passes == 0.25 * len(part.seen) == 2.0
+
+
+def test_rounds_end_when_neither_value_nor_gradient_gets_smaller():
+    """A gradient that does not belong to the value: every step leads uphill."""
+
+    class Wrong(Bowl):
+        def value_and_gradient(self, x):
+            value, gradient = super().value_and_gradient(x)
+            return value, -gradient
+
+    wrong = Wrong([1.0, 0.0])
+    with pytest.warns(ConvergenceWarning, match="not solved"):
+        found = minimise(wrong, np.zeros(2), max_evaluations=10_000)
+    assert not found.converged
+    assert found.x.tolist() == [0, 0]
+    assert len(wrong.seen) < 500
+    hopeful = Wrong([1.0, 0.0], refined=3)  # each time it may be rounding
+    with pytest.warns(ConvergenceWarning, match="not solved"):
+        minimise(hopeful, np.zeros(2), max_evaluations=10_000)
+    assert hopeful.refined < 0
+
+
+def test_the_first_step_without_blocks_has_length_one_at_most():
+    for best, first in (([3.0, 4.0], [0.6, 0.8]), ([0.3, 0.4], [0.3, 0.4])):
+        problem = Bowl(best)
+        minimise(problem, np.zeros(2), tolerance=1e-6)
+        np.testing.assert_allclose(problem.seen[1], first)
+    blocks = Paired([3.0, 4.0])
+    assert minimise(blocks, np.zeros(2), tolerance=1e-6).evaluations == 2  # with them it is Newton's
+    np.testing.assert_allclose(blocks.seen[1], [3, 4])
+
+
+def test_a_step_is_good_if_the_gradient_is_whatever_the_slope_is():
+    """Along this line the slope hardly falls, but the point is within the goal."""
+    problem = Bowl([1.0])
+    search = _Search(problem, np.zeros(1))
+    assert search._step(np.ones(1), 0.05, goal=0.96, limit=100) == 0.05
+    assert search.x == 0.05
+    fresh = _Search(Bowl([1.0]), np.zeros(1))
+    assert fresh._step(np.ones(1), 0.05, goal=0.94, limit=100) == 0.2  # four times as far
+
+
+@pytest.mark.parametrize(("size", "taken"), [(0.1, 0.1), (0.0999, 0.3996), (1.9, 1.9)])
+def test_a_slope_of_nine_tenths_is_flat_enough(size, taken):
+    """Wolfe's condition on the slope 1 - x, and on the value at 1.9: lower by 0.095, more than a ten-thousandth."""
+    search = _Search(Bowl([1.0]), np.zeros(1))
+    assert search._step(np.ones(1), size, goal=0.0, limit=100) == pytest.approx(taken)
+
+
+def test_what_is_ahead_of_a_search_that_has_not_moved():
+    plain, paired = _Search(Bowl([1.0, 0.0]), np.zeros(2)), _Search(Paired([1.0, 0.0]), np.zeros(2))
+    assert plain.ahead() is plain.x
+    np.testing.assert_allclose(paired.ahead(), [1, 0])
