@@ -1,0 +1,145 @@
+"""Settings chosen from the images, by the table in `training.defaults`, and numbers of the training loop."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from longtail.config import DataConfig
+from longtail.data.images import MemoryImages
+from longtail.errors import UserError
+from longtail.recipes import RECIPES
+from longtail.training import defaults, journal, loop, rehearsal
+from longtail.training.defaults import _augment, look_at, recipe_for
+
+
+def test_numbers_of_the_loop():
+    assert (defaults.VALIDATION, defaults.LOOKED_AT) == (0.1, 200)
+    assert (journal.TICK_SECONDS, loop.NOTE_EVERY) == (1.0, 20)
+    assert (rehearsal.MOST_STEPS, rehearsal.ENOUGH_SECONDS) == (6, 2.0)
+
+
+def folder_of(tmp_path, size, mode="RGB", images=12):
+    """Two classes of small images."""
+    for label in range(2):
+        (tmp_path / f"class{label}").mkdir(parents=True)
+        for number in range(images // 2):
+            Image.new(mode, size, 40 * label).save(tmp_path / f"class{label}" / f"{number}.png")
+    return str(tmp_path)
+
+
+def chosen(monkeypatch, images, side, grey=False, **settings):
+    """What is chosen for so many images with this shorter side, without any file."""
+    splits = SimpleNamespace(train=range(images))
+    monkeypatch.setattr(defaults, "open_splits", lambda config: splits)
+    monkeypatch.setattr(defaults, "_looks", lambda images: (side, grey))
+    return look_at(DataConfig(data="folder", root="x"), **settings).config
+
+
+@pytest.mark.parametrize(
+    ("side", "images", "backbone", "size"),
+    [
+        (12, 10, "digits", 8),
+        (13, 10, "resnet8", 32),
+        (48, 1_999, "resnet8", 32),
+        (48, 2_000, "resnet20", 32),
+        (48, 19_999, "resnet20", 32),
+        (48, 20_000, "resnet32", 32),
+        (49, 9_999, "resnet10", 64),
+        (96, 10_000, "resnet18", 64),
+        (97, 10, "resnet18", 128),
+        (160, 10, "resnet18", 128),
+        (161, 19_999, "resnet18", 224),
+        (161, 20_000, "resnet34", 224),
+        (500, 199_999, "resnet34", 224),
+        (500, 200_000, "resnet50", 224),
+    ],
+)
+def test_network_and_size_follow_the_images(monkeypatch, side, images, backbone, size):
+    config = chosen(monkeypatch, images, side)
+    assert (config.backbone, config.image_size) == (backbone, size)
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "batch_size", "lr", "warmup"),
+    [
+        (100, 90, 64, 0.05, 2),
+        (128, 90, 64, 0.05, 2),
+        (1_999, 90, 64, 0.05, 32),
+        (2_000, 90, 128, 0.1, 16),
+        (10_000, 40, 128, 0.1, 79),
+        (100_000, 15, 128, 0.1, 782),
+    ],
+)
+def test_length_and_rate_follow_the_number_of_images(monkeypatch, images, epochs, batch_size, lr, warmup):
+    config = chosen(monkeypatch, images, 32)
+    assert (config.epochs, config.batch_size, config.lr, config.warmup) == (epochs, batch_size, lr, warmup)
+
+
+def test_what_is_given_replaces_what_is_chosen(monkeypatch):
+    config = chosen(monkeypatch, 10_000, 32, image_size=96, epochs=3, batch_size=16)
+    assert (config.backbone, config.image_size, config.epochs, config.batch_size) == ("resnet18", 96, 3, 16)
+    monkeypatch.setattr(defaults, "backbone_of", lambda path: None)
+    for images, epochs in ((10_000, 13), (100_000, 5)):  # a third, at least five
+        pretrained = chosen(monkeypatch, images, 32, weights="w.pth")
+        assert (pretrained.lr, pretrained.epochs) == (0.01, epochs)
+    monkeypatch.setattr(defaults, "backbone_of", lambda path: "resnet50")
+    assert chosen(monkeypatch, 10_000, 32, weights="w.pth").backbone == "resnet50"
+
+
+def test_grey_images_are_not_mirrored():
+    assert _augment(12, grey=False) == ("small-crop", "flip")
+    assert _augment(13, grey=True) == ("crop",)
+    assert _augment(128, grey=False) == ("crop", "flip")
+    assert _augment(129, grey=True) == ("resized-crop",)
+
+
+def test_a_folder_is_looked_at(tmp_path):
+    found = look_at(folder_of(tmp_path / "colour", (40, 30)))
+    assert (found.side, found.grey, found.config.validation) == (30, False, 0.1)
+    assert found.config.augment == ("crop", "flip")
+    longer = replace(found.config, epochs=None, iterations=70, weights="w.pth")
+    assert found.sentence(found.config).endswith(
+        "; colour, about 30 pixels. Trained with --backbone resnet8 --image-size 32 --augment crop flip --epochs 90 "
+        "--batch-size 64 --lr 0.05; give any of these options to change it"
+    )
+    assert "--backbone resnet8 --weights w.pth --image-size 32 --augment crop flip --iterations 70" in found.sentence(
+        longer
+    )
+    grey = look_at(folder_of(tmp_path / "grey", (8, 20), "L"))
+    assert (grey.side, grey.grey) == (8, True)
+    assert "grey, about 8 pixels" in grey.sentence(grey.config)
+
+
+def test_one_colour_image_among_grey_ones_makes_them_colour(tmp_path):
+    root = folder_of(tmp_path / "mixed", (20, 20), "L")
+    Image.new("RGB", (20, 20)).save(tmp_path / "mixed" / "class0" / "colour.png")
+    assert not look_at(root, validation=0).grey
+
+
+def test_images_in_memory_say_it_themselves():
+    pixels = torch.zeros(4, 1, 9, 7, dtype=torch.uint8)
+    images = MemoryImages.__new__(MemoryImages)
+    object.__setattr__(images, "pixels", pixels)
+    assert defaults._looks(images) == (7, True)
+    object.__setattr__(images, "pixels", pixels.expand(4, 3, 9, 7))
+    assert defaults._looks(images) == (7, False)
+
+
+def test_a_list_of_images_that_are_not_there_says_how_to_find_them(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("".join(f"nowhere/{number}.png {number % 2}\n" for number in range(8)))
+    with pytest.raises(
+        UserError, match="none of the images was found, for example .*; give the folder .* --root FOLDER"
+    ):
+        look_at(str(path))
+
+
+def test_a_recipe_is_taken_by_name():
+    assert recipe_for("digits-lt") == RECIPES["digits-lt"]
+    changed = recipe_for("cifar10-lt-100", root="data", lr=0.3)
+    assert (changed.root, changed.lr) == ("data", 0.3)
+    assert np.isclose(changed.epochs or 0, RECIPES["cifar10-lt-100"].epochs or 0)

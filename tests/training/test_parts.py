@@ -1,0 +1,236 @@
+"""Parts of the loop, each beside what it should do: stopping, rehearsing, the journal's sums, draws of a step."""
+
+import math
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from longtail.core.lines import read_lines
+from longtail.core.progress import QUIET
+from longtail.data.open import open_splits
+from longtail.distributed.world import SINGLE_PROCESS
+from longtail.errors import UserError
+from longtail.recipes import RECIPES
+from longtail.training import journal as journal_module
+from longtail.training import rehearsal
+from longtail.training.journal import Journal
+from longtail.training.plan import Plan
+from longtail.training.rehearsal import emulates_bfloat16, own_random_numbers, prepare, rehearse
+from longtail.training.step import TrainingStep, take_step
+from longtail.training.stop import StopRequest
+from longtail.training.streams import Streams
+
+SHORT = replace(RECIPES["digits-lt"], epochs=None, iterations=10, batch_size=16, warmup=0, device="cpu")
+OTHERS = {
+    "size": 2,
+    "rank": 1,
+    "is_main": False,
+    "device": torch.device("cpu"),
+    "barrier": lambda: None,
+    "gather": lambda value: [value, value],
+}
+
+
+def two(**more):
+    """Two processes, as far as a part of the loop asks for them."""
+    return SimpleNamespace(**{**OTHERS, **more})
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGHUP, signal.SIGTERM),  # a closed terminal
+    ],
+)
+def test_a_signal_is_a_request(number, told):
+    stop = StopRequest()
+    assert stop.requested(SINGLE_PROCESS) == 0
+    stop._ask(number, None)
+    assert stop.requested(SINGLE_PROCESS) == told
+    assert stop.requested(two(sum=lambda counts: counts)) == told
+
+
+def test_a_request_to_any_process_is_one_to_all():
+    """Sums over the processes: how many were interrupted, how many terminated."""
+    stop, asked = StopRequest(), []
+
+    def requested(*others):
+        return stop.requested(two(sum=lambda counts: asked.append(counts.tolist()) or counts + torch.tensor(others)))
+
+    assert requested(0.0, 0.0) == 0
+    assert requested(3.0, 0.0) == signal.SIGINT
+    assert requested(0.0, 1.0) == requested(2.0, 1.0) == signal.SIGTERM
+    stop._ask(signal.SIGINT, None)
+    assert requested(0.0, 0.0) == signal.SIGINT
+    stop._ask(signal.SIGTERM, None)
+    assert requested(0.0, 0.0) == signal.SIGTERM
+    assert asked == [[0, 0]] * 4 + [[1, 0], [0, 1]]
+
+
+def streams_of(config, names=("instance",), world=SINGLE_PROCESS):
+    made = Streams(config, open_splits(config), names, world, QUIET)
+    made.open_images()
+    return made
+
+
+def test_processes_and_parts_share_the_draws_of_a_step():
+    config = replace(SHORT, accumulate=2)
+    whole = [draw.indices.tolist() for draw in streams_of(SHORT).draws(streams_of(SHORT).samplers[0], 0, 3)]
+    found = []
+    for rank in (0, 1):
+        made = streams_of(config, world=two(rank=rank))
+        found.append([draw.indices.tolist() for draw in made.draws(made.samplers[0], 0, 3)])
+    assert [len(draw) for draw in found[0]] == [4] * 6  # two parts of each step
+    for step in range(3):
+        drawn = [index for rank in (0, 1) for part in (0, 1) for index in found[rank][2 * step + part]]
+        assert sorted(drawn) == sorted(whole[step])
+    later = streams_of(config)
+    assert (
+        next(later.draws(later.samplers[0], 2, 3)).indices.tolist()
+        == next(
+            draw for number, draw in enumerate(later.draws(later.samplers[0], 0, 3)) if number == 4
+        ).indices.tolist()
+    )
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(UserError, match="--batch-size 16 does not divide into 3 parts x 1 processes"):
+        streams_of(replace(SHORT, accumulate=3))
+    with pytest.raises(UserError, match="--batch-size 18 does not divide into 2 parts x 2 processes"):
+        streams_of(replace(SHORT, accumulate=2, batch_size=18), world=two())
+    with pytest.raises(UserError, match=r"softmax has its own samplers \(instance, reverse\); leave out --sampler"):
+        streams_of(replace(SHORT, sampler="class-balanced"), ("instance", "reverse"))
+    own = streams_of(replace(SHORT, sampler="class-balanced"))
+    assert len(own.samplers) == 1
+    assert not own.decodes  # these images are in memory
+
+
+def test_seconds_are_those_of_the_steps_that_are_left(monkeypatch):
+    """By a clock that moves 0.1 s each time it is read: 0.1 s to read a batch, 0.1 s for its step."""
+    ticks = iter(range(1_000))
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(monotonic=lambda: 0.1 * next(ticks)))
+    streams, state, plan = prepare(SHORT, open_splits(SHORT), SINGLE_PROCESS, QUIET)
+    streams.open_images()
+    before = {name: value.clone() for name, value in state.model.state_dict().items()}
+    assert rehearse(streams, state, SHORT, plan, SINGLE_PROCESS) == pytest.approx(10 * 0.2)
+    assert next(ticks) == 1 + 5 * 4 + 1  # five steps of four readings, until two seconds have passed
+    assert state.step == 0
+    assert all(torch.equal(value, before[name]) for name, value in state.model.state_dict().items())
+    state.step = 4
+    assert rehearse(streams, state, SHORT, plan, SINGLE_PROCESS) == pytest.approx(6 * 0.2)
+    monkeypatch.setattr(Streams, "decodes", True)  # then workers read while the network computes
+    busy = replace(SHORT, workers=4)
+    assert rehearse(streams, state, busy, plan, SINGLE_PROCESS) == pytest.approx(6 * 0.1)
+    several = []
+    monkeypatch.setattr(rehearsal, "take_step", lambda *given: several.append(1) or torch.zeros(()))
+    rehearse(streams, state, SHORT, plan, two())
+    assert several == [1]  # all processes take one step
+
+
+def test_slow_steps_are_measured_for_two_seconds(monkeypatch):
+    ticks = iter(range(1_000))
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(monotonic=lambda: 0.5 * next(ticks)))
+    streams, state, plan = prepare(SHORT, open_splits(SHORT), SINGLE_PROCESS, QUIET)
+    streams.open_images()
+    taken = []
+    monkeypatch.setattr(rehearsal, "take_step", lambda *given: taken.append(1) or torch.zeros(()))
+    rehearse(streams, state, SHORT, plan, SINGLE_PROCESS)
+    assert len(taken) == 1
+
+
+def test_memory_that_does_not_suffice_is_said(monkeypatch):
+    def full(*given):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(rehearsal, "take_step", full)
+    streams, state, plan = prepare(replace(SHORT, accumulate=2), open_splits(SHORT), SINGLE_PROCESS, QUIET)
+    streams.open_images()
+    with pytest.raises(UserError, match=r"a batch of 16 images does not fit .* --accumulate 4 to split it"):
+        rehearse(streams, state, replace(SHORT, accumulate=2), plan, SINGLE_PROCESS)
+
+
+def test_which_devices_emulate_bfloat16(monkeypatch):
+    for capability, emulated in (((7, 5), True), ((8, 0), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, told=capability: told)
+        assert emulates_bfloat16(torch.device("cuda")) is emulated
+
+
+def test_only_the_block_has_its_own_random_numbers():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with own_random_numbers(torch.device("cpu")):
+        torch.manual_seed(9)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_step_takes_the_mean_over_its_parts_and_the_rate_of_each_part_of_the_network():
+    config = replace(SHORT, accumulate=2)
+    streams, state, plan = prepare(config, open_splits(config), SINGLE_PROCESS, QUIET)
+    streams.open_images()
+    losses = iter([torch.tensor(3.0, requires_grad=True), torch.tensor(5.0, requires_grad=True)])
+    step = TrainingStep(state.model, state.objective)
+    step.forward = lambda batches, progress: next(losses) * 1.0
+    assert take_step(step, state, next(streams.batches(0, 1)), config, plan, SINGLE_PROCESS).item() == 4.0
+    assert state.step == 1
+    assert {group["lr"] for group in state.optimizer.param_groups} == {plan.learning_rate(0)}
+    seeds = np.random.SeedSequence((config.seed, 0, 0)).generate_state(1, np.uint64)
+    assert torch.initial_seed() == int(seeds[0])
+
+
+def journal_of(folder, world=SINGLE_PROCESS):
+    return Journal(folder, SHORT, open_splits(SHORT), world)
+
+
+def test_the_mean_loss_is_that_since_the_last_record(tmp_path):
+    journal = journal_of(tmp_path)
+    assert journal.mean_loss() == 0  # of no step
+    for loss in (1.0, 2.0, 6.0):
+        journal.add(torch.tensor(loss))
+    assert (journal.mean_loss(), journal.loss_steps) == (3.0, 3)
+    several = journal_of(tmp_path, two(sum=lambda total: total + torch.tensor([8.0, 1.0])))
+    several.add(torch.tensor(2.0))
+    assert several.mean_loss() == 5.0
+    journal.add(torch.tensor(math.nan))
+    with pytest.raises(UserError, match="no longer finite"):
+        journal.mean_loss()
+
+
+def test_a_record_says_where_the_run_is(tmp_path):
+    journal, plan = journal_of(tmp_path), Plan(steps=10, batch_size=16, epoch_images=48, lr=0.5)
+    journal.add(torch.tensor(1.5))
+    text = journal.record(plan, SimpleNamespace(step=4), 1.5, None, 123.456)
+    assert text == "epoch 2/4  loss 1.5000"
+    expected = {
+        "step": 4,
+        "epoch": 1.333,
+        "images": 64,
+        "loss": 1.5,
+        "lr": plan.learning_rate(3),
+        "images_per_s": 123.5,
+    }
+    assert read_lines(tmp_path / "metrics.jsonl") == [expected]
+    assert (journal.loss_steps, float(journal.loss_sum)) == (0, 0.0)
+
+
+def test_progress_is_written_once_a_second(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(journal_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    (tmp_path / "run").mkdir()
+    journal, path = journal_of(tmp_path / "run"), tmp_path / "run" / journal_module.PROGRESS_FILE
+    journal.tick(7)
+    assert path.read_text() == f"{7:>20}\n"
+    for later, expected in ((100.9, 7), (101.0, 9), (101.5, 9)):
+        now[0] = later
+        journal.tick(expected if later != 100.9 else 8)
+        assert int(path.read_text()) == expected
+    other = journal_of(tmp_path / "run", two())
+    now[0] = 500.0
+    other.tick(99)  # only the first process writes
+    assert int(path.read_text()) == 9
