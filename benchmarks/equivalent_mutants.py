@@ -144,4 +144,34 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "True",
         "False",
     ): "a stream has one transform and one sampler",
+    (
+        "posthoc/sgd.py",
+        "return highest * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1))) / 2",
+        "1",
+        "2",
+    ): "where steps - warmup is at most 1, step - warmup is 0",
+    (
+        "training/plan.py",
+        "share = (done - self.warmup) / max(last - first - self.warmup, 1)",
+        "1",
+        "2",
+    ): "where the length after the warm-up is at most 1, done - warmup is 0",
+    (
+        "posthoc/unseen.py",
+        'found.append(hashlib.blake2b(b"".join(part.tobytes() for part in row), digest_size=16).digest())',
+        "16",
+        "17",
+    ): "a longer digest is equal for equal rows alone, too",
+    (
+        "posthoc/affine.py",
+        "weights * torch.where(kept > 0, whole / kept, 1.0)[own],",
+        "1.0",
+        "2.0",
+    ): "it is the factor of weights that are 0",
+    (
+        "posthoc/base.py",
+        "named = np.empty((0, data.num_classes)) if isinstance(logits, Outputs) else logits",
+        "0",
+        "1",
+    ): "only the number of columns is looked at",
 }

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail import MARC
+from longtail.data.imbalance import few_per_class
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc import affine
 from longtail.posthoc.affine import FEWEST, PART, AffineProblem, _largest_part
@@ -126,3 +127,43 @@ def test_the_problem_of_marc_weighs_samples_by_class_and_divides_by_their_number
     problem = MARC(ridge=0.3).problem(from_arrays(logits, y), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     np.testing.assert_allclose(problem.sample_weights, (1.0 + y) / len(y))
     assert problem.ridge == pytest.approx(0.3 * 10 / 3)
+
+
+def test_rounding_is_a_share_of_the_largest_sum(monkeypatch):
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    logits, y = repeated_rows()
+    problem = problem_of(logits, y)
+    weights, norms = problem.sample_weights.numpy(), problem.norms.numpy()
+    by_scale = np.bincount(y, weights * logits[np.arange(len(y)), y])
+    by_shift = np.bincount(y, weights) * norms
+    largest = max(np.abs(by_scale).max(), by_shift.max())
+    units = np.sqrt(problem.rows.chunk_rows) / 4
+    assert problem.rounding == pytest.approx(np.finfo(np.float32).eps * units * largest)
+    heavy = problem_of(logits, y)
+    heavy.norms = 100 * heavy.norms
+    assert heavy.rounding == pytest.approx(np.finfo(np.float32).eps * units * 100 * by_shift.max())
+
+
+def test_which_rows_are_a_part(monkeypatch):
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    _, y = repeated_rows()
+    logits = np.random.default_rng(3).normal(size=(len(y), 3)).astype(np.float32)
+    chosen = few_per_class(y, _largest_part(COUNTS, len(y) // PART), seed=0)
+    part = problem_of(logits, y).smaller()
+    np.testing.assert_array_equal(part.rows.read(slice(None)), logits[chosen])
+
+
+def test_a_class_that_weighs_nothing_stays_without_weight_in_a_part(monkeypatch):
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
+    logits, y = repeated_rows()
+    problem = problem_of(logits, y)
+    problem.sample_weights = torch.where(problem.labels == 1, 0.0, problem.sample_weights)
+    weights = problem.smaller().sample_weights.numpy()
+    assert np.isfinite(weights).all()
+    np.testing.assert_allclose(np.bincount(problem.smaller().labels.numpy(), weights)[1], 0)
+
+
+def test_logits_that_are_zero_have_blocks_too():
+    logits, y = repeated_rows()
+    blocks = problem_of(0 * logits, y, shifts=False).with_blocks(np.repeat([1.0, 0.0], 3))[2]
+    assert blocks.ab.tolist() == [0, 0, 0]

@@ -1,11 +1,13 @@
 """The order of a search: parts first, rounds, when float64 is asked for, and when nothing more is tried."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from longtail.posthoc.curvature import Blocks
-from longtail.posthoc.solver import Problem, _Search, minimise
+from longtail.posthoc.curvature import Blocks, Memory
+from longtail.posthoc.solver import SMALL_CHANGE, Problem, _Search, minimise
 
 
 class Bowl(Problem):
@@ -163,3 +165,84 @@ def test_what_is_ahead_of_a_search_that_has_not_moved():
     plain, paired = _Search(Bowl([1.0, 0.0]), np.zeros(2)), _Search(Paired([1.0, 0.0]), np.zeros(2))
     assert plain.ahead() is plain.x
     np.testing.assert_allclose(paired.ahead(), [1, 0])
+
+
+def one_round(value, largest, *, refined=1):
+    """A search at value 3 with gradient 2 after a round that leads to these; how often it was refined."""
+    search = _Search(Bowl([2.0, 0.0], refined=refined), np.zeros(2))
+    assert (search.value, search.largest) == (3.0, 2.0)
+
+    def round_(goal, limit):
+        search.value, search.gradient = value, np.array([largest, 0.0])
+        search.passes += 1
+
+    search._round = round_
+    search.until(0.0, 2)
+    return refined - search.problem.refined
+
+
+@pytest.mark.parametrize(
+    ("value", "largest", "is_slow"),
+    [
+        (3.0 - SMALL_CHANGE * 3.0, 1.9, False),  # the value fell by as much as counts
+        (3.0 - 0.8 * SMALL_CHANGE * 3.0, 1.9, True),
+        (3.0, 1.2, True),
+        (3.0, 1.0, False),  # the gradient is half of what it was
+        (3.0, 0.9, False),
+        (3.1, 1.2, True),
+        (2.0, 1.9, False),
+    ],
+)
+def test_more_digits_are_asked_for_when_a_round_gains_nothing(value, largest, is_slow):
+    assert one_round(value, largest) == is_slow
+
+
+@pytest.mark.parametrize(
+    ("value", "largest", "goes_on"),
+    [(3.0, 2.0, False), (2.9, 2.1, True), (3.1, 1.9, True), (3.1, 2.1, False), (3.0, 2.1, False), (3.1, 2.0, False)],
+)
+def test_rounds_go_on_while_value_or_gradient_fall(value, largest, goes_on):
+    search, rounds = _Search(Bowl([2.0, 0.0]), np.zeros(2)), []
+
+    def round_(goal, limit):
+        rounds.append(goal)
+        if len(rounds) == 1:
+            search.value, search.gradient = value, np.array([largest, 0.0])
+
+    search._round = round_
+    search.until(0.5, 100)
+    assert rounds == [0.5] * (1 + goes_on)  # a second round that changes nothing is the last
+
+
+def test_a_goal_that_is_reached_needs_no_round():
+    search = _Search(Bowl([2.0, 0.0]), np.zeros(2))
+    search._round = None  # never called
+    search.until(2.0, 100)
+    search.until(1.0, 1)  # nor when the passes are used up
+
+
+class Uneven(Paired):
+    """Curvatures from 1 to 20, which the blocks do not know; `excess` is by how much a step goes beyond its reach."""
+
+    excess = 0.1
+
+    def value_and_gradient(self, x):
+        self.seen.append(x.copy())
+        d, steep = x - self.best, np.linspace(1, 20, len(x))
+        return 0.5 * float(steep * d @ d) + 1.0, steep * d
+
+    def with_blocks(self, x):
+        value, gradient, blocks = super().with_blocks(x)
+        return value, gradient, replace(blocks, reach=np.hypot(*np.split(gradient, 2)) / self.excess)
+
+
+@pytest.mark.parametrize(("excess", "memory", "length"), [(0.1, None, 10), (0.5, None, 4), (0.5, Memory(), 10)])
+def test_rounds_far_from_the_optimum_are_short(excess, memory, length):
+    """Ten passes, but four where half of the classes leave their reach, unless a memory tells of the curvature."""
+    problem = Uneven(np.arange(1.0, 41.0))
+    problem.excess = excess
+    search = _Search(problem, np.zeros(40), memory=memory)
+    search._round(0.0, 1000.0)
+    assert length <= search.passes - 1 < length + 3  # the last step may take some passes more
+    assert search.passes == len(problem.seen)
+    assert search.blocks is None
