@@ -13,10 +13,10 @@ from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.cross_fit import cross_fit
 from longtail.posthoc.halo import stack_heads
 from longtail.posthoc.heads import spread
+from longtail.posthoc.held import like_training
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.linear import SMALL_PROBLEM, LinearHead, LinearProblem
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.stack import like_training
 from longtail.posthoc.unseen import require_unseen
 
 RNG = np.random.default_rng(11)

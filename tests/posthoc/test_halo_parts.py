@@ -13,9 +13,9 @@ from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.cross_fit import Fold
 from longtail.posthoc.halo import _fold_scores, _model_scores, _parts, stack_heads
 from longtail.posthoc.heads import spread
+from longtail.posthoc.held import BLOCK
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.linear import LinearHead
-from longtail.posthoc.stack import BLOCK
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, outputs
 

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import approx_fprime
 
-from longtail.posthoc import stack as stack_module
+from longtail.posthoc import held as held_module
+from longtail.posthoc.held import Held, like_training, sample_weights
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.stack import PRIORS, Held, Stack, like_training, sample_weights
+from longtail.posthoc.stack import PRIORS, Stack
 
 from .conftest import LABELS, LOGITS, RNG, TARGET
 
@@ -152,6 +153,55 @@ def test_a_rough_solve_is_within_a_small_part_of_a_standard_error():
     assert found.value == pytest.approx(best.value, abs=0.02)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_a_first_solve_on_some_samples_saves_passes_and_changes_nothing(size):
+    """Blocks of uneven sizes; one in four samples leads near the solution, whatever the unit of the scores."""
+
+    def blocks():
+        whole = held_scores(size, samples=2001)
+        return [whole.taken(slice(start, stop)) for start, stop in ((0, 5), (5, 6), (6, 1000), (1000, 2001))]
+
+    plain, led = (
+        Stack(["model", "prior"], blocks, torch.from_numpy(np.log([[0.4, 0.3, 0.2, 0.1]])), every=every)
+        for every in (1, 4)
+    )
+    best, found = plain.solve(exact=True), led.solve(exact=True)
+    np.testing.assert_allclose(found.x * [size, 1], best.x * [size, 1], atol=2e-2 if size != 1 else 1e-5)
+    assert found.converged
+    assert found.evaluations < best.evaluations
+
+
+def test_some_samples_stand_for_all():
+    """One in four samples counts for four, although every fourth label is the same."""
+    whole = held_scores(samples=4000)
+    parts = [whole.taken(slice(0, 5)), whole.taken(slice(5, 4000))]
+    some = Stack(["model"], lambda: parts, torch.zeros(0, 4), every=4)._some_samples()
+    (taken,) = some.held()
+    assert float(taken.weights.sum()) == pytest.approx(4000, rel=0.06)
+    assert set(taken.weights.tolist()) == {4.0}
+    assert (np.bincount(taken.labels.numpy()) > 200).all()
+    known = {tuple(column) for column in whole.scores[0].T.tolist()}
+    assert {tuple(column) for column in taken.scores[0].T.tolist()} < known
+    assert some.every == 1
+
+
+def test_a_first_solve_that_leads_nowhere_is_passed_over():
+    """If the function is not finite there, the steps start at the prior's means."""
+
+    class Lost(Stack):
+        def _some_samples(self):
+            some = super()._some_samples()
+            some._newton = lambda *found, exact: (np.full(2, np.nan), 0.0, True)
+            return some
+
+    plain, led = stack_of(held_scores()), Lost(*vars_of(stack_of(held_scores())), every=2)
+    np.testing.assert_allclose(led.solve(exact=True).x, plain.solve(exact=True).x, atol=1e-6)
+
+
+def vars_of(stack):
+    return stack.names, stack.held, stack.vectors
+
+
 def test_steps_that_lead_uphill_are_halved():
     """A parabola from far away with the curvature of a flat place: the full step goes much too far."""
 
@@ -164,7 +214,7 @@ def test_steps_that_lead_uphill_are_halved():
 
     steep = Steep(["model", "prior"], list, torch.zeros(1, 2))
     steep.means = np.array([4.0, 4.0])
-    x, value, converged = steep._newton(steep.evaluate(steep.means), exact=True)
+    x, value, converged = steep._newton(steep.means, steep.evaluate(steep.means), exact=True)
     assert converged
     np.testing.assert_allclose(x, 1, atol=1e-4)
     assert value == pytest.approx(0, abs=1e-7)
@@ -175,7 +225,7 @@ def test_samples_are_worked_on_some_at_a_time(monkeypatch):
     held = held_scores(samples=10)
     assert list(held.blocks()) == [held]
     for block, sizes in ((12, [3, 3, 3, 1]), (40, [10]), (39, [9, 1]), (3, [1] * 10)):
-        monkeypatch.setattr(stack_module, "BLOCK", block)
+        monkeypatch.setattr(held_module, "BLOCK", block)
         parts = list(held.blocks())
         assert [len(part.labels) for part in parts] == sizes
         torch.testing.assert_close(torch.cat([part.scores for part in parts], 2), held.scores)

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from longtail import HALO, MARC, LogitAdjustment, TemperatureScaling, Tempered
 from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_logits
+from longtail.posthoc.held import sample_weights
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.stack import sample_weights
 
 from .conftest import LABELS, LOGITS, outputs
 

@@ -37,15 +37,17 @@ from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
 from longtail.posthoc.cross_fit import Fold, cross_fit
 from longtail.posthoc.crt import require_features
 from longtail.posthoc.heads import balanced_head, lda_head, spread
+from longtail.posthoc.held import BLOCK, Held, sample_weights
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.linear import SINGLE_PRECISION, LinearHead, ManyHeads
 from longtail.posthoc.result import FitResult
-from longtail.posthoc.stack import BLOCK, LARGEST, SMALLEST, Held, Stack, sample_weights
+from longtail.posthoc.stack import LARGEST, SMALLEST, Stack
 from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
 
 NAMED = 5  # classes without held-out samples that are named
 REMEMBERED = 1 << 28  # scores of held-out samples, 1 GB; more are computed again in every pass
+ENOUGH = 500  # held-out samples that lead the numbers near their solution on all of them
 FEW = 50  # held-out samples; from fewer the five numbers learn little
 NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
@@ -192,7 +194,8 @@ class HALO(PostHoc):
         vectors = torch.from_numpy(np.stack(list(known.values()))[:, present])
         names = ["model", *self.heads_, *known]
         passes = held if kept is None else lambda: kept
-        return Stack(names, passes, vectors, train.world, extrapolated=len(self.missing_) > 0)
+        every = max(len(labels) // ENOUGH, 1)
+        return Stack(names, passes, vectors, train.world, extrapolated=len(self.missing_) > 0, every=every)
 
     def refitted(self, train: FitData, held_out: FitData) -> Self:
         """The same heads with numbers fitted on other held-out samples."""

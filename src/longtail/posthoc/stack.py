@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.posthoc.held import Held
 from longtail.posthoc.solver import Solution
 
 STEPS = 50
@@ -28,13 +28,14 @@ SHORTEST = 1e-9
 # after a step of 0.02 nats is about a thousandth of a standard error of the numbers.
 LAST_STEP, LAST_EXACT_STEP = 0.02, 1e-8
 ROUNDING = 1e-6  # of a value, relative to the samples' number: float32 scores tell no smaller decrease
-BLOCK = 1 << 17  # scores of one head worked on at a time: they stay in the processor's cache
 SMALLEST, LARGEST = 1e-12, 1e12  # scores whose products float32 numbers still hold
 # Many images of few classes look as if they told the slope of the biases well, but each class has a bias of its own:
 # where other classes are missing, what is usual for networks says more of them than that slope.
 EXTRAPOLATED = 0.1  # times the deviations of the numbers of class vectors
 FAR = 3.0  # deviations from the prior's mean
 FLAT = 0.05  # curvature of the model's own factor for scores that hardly tell classes apart
+LN_2 = float(np.log(2))
+NEARLY_NONE = -100.0  # power of two below which a share counts as nothing; much smaller ones are slow to compute with
 UNIT_STEP = float(np.log(4))
 SAME_UNIT = float(np.log(3))
 
@@ -59,64 +60,6 @@ PRIORS: dict[str, Prior] = {
 }
 
 
-@dataclass(frozen=True)
-class Held:
-    """Some held-out samples as the fit sees them.
-
-    Args:
-        labels: (B,) among the classes that are present.
-        weights: (B,) float64.
-        scores: (S, K, B) what is mixed, minus the score of the sample's own class.
-    """
-
-    labels: Tensor
-    weights: Tensor
-    scores: Tensor
-
-    @classmethod
-    def of(cls, labels: Tensor, weights: Tensor, scores: Tensor) -> Self:
-        """Of scores (S, K, B) by the model and by other heads: of these the difference from the model is mixed."""
-        scores = scores - scores.gather(1, labels.expand(len(scores), 1, -1))
-        scores[1:] -= scores[0].clone()
-        return cls(labels, weights, scores.contiguous())
-
-    def blocks(self) -> Iterable[Held]:
-        """The samples, some at a time."""
-        size = max(BLOCK // self.scores.shape[1], 1)
-        if len(self.labels) <= size:
-            return [self]
-        parts = (slice(start, start + size) for start in range(0, len(self.labels), size))
-        return [Held(self.labels[p], self.weights[p], self.scores[:, :, p].contiguous()) for p in parts]
-
-
-def sample_weights(labels: np.ndarray, class_counts: np.ndarray) -> np.ndarray:
-    """(M,) weights of held-out samples, summing to their effective number.
-
-    They make the fit a posterior at the prior pi^(1/2), half-way between the training set and balance: w is
-    proportional to n^(-1/2) where the samples are distributed like training, in general to n^(1/2) / m with m
-    their own counts.
-    """
-    own = np.bincount(labels, minlength=len(class_counts))
-    counts = class_counts.astype(np.float64)
-    of_class = counts**-0.5 if like_training(own, counts) else np.sqrt(counts) / np.maximum(own, 1)
-    weights = of_class[labels]
-    return np.asarray(weights * (weights.sum() / np.square(weights).sum()))
-
-
-def like_training(own: np.ndarray, class_counts: np.ndarray) -> bool:
-    """Whether counts look like a draw from training images: no class is off by more than chance and rounding.
-
-    >>> counts = np.array([200, 80, 5])
-    >>> like_training(np.array([20, 8, 1]), counts), like_training(np.full(3, 9), counts)
-    (True, False)
-    """
-    present = own > 0
-    expected = class_counts[present] * own.sum() / class_counts[present].sum()
-    # A split that leaves every class at least one image is off by up to one image per class.
-    off = np.maximum(np.abs(own[present] - expected) - 1, 0)
-    return bool((np.square(off) / expected).sum() <= 3 * present.sum())
-
-
 class Stack:
     """The problem: numbers called `names` that mix scores per sample and class, then vectors per class.
 
@@ -126,6 +69,7 @@ class Stack:
         vectors: (V, K) float64.
         world: processes that share the samples.
         extrapolated: whether classes are missing, for which the numbers of the vectors are extrapolated.
+        every: of so many samples one is taken for a first solve, whose end is where the whole one starts; 1: none.
     """
 
     def __init__(
@@ -136,11 +80,14 @@ class Stack:
         world: World = SINGLE_PROCESS,
         *,
         extrapolated: bool = False,
+        every: int = 1,
     ) -> None:
         self.names = names
         self.held = held
         self.vectors = vectors
         self.world = world
+        self.extrapolated = extrapolated
+        self.every = every
         self.count = len(names) - len(vectors)
         self.total = 0.0  # weight of all samples, known after a pass
         self.curvature = 0.0  # of the model's own factor in the last pass, per sample
@@ -162,19 +109,44 @@ class Stack:
         """
         began = time.perf_counter()
         self.passes = 0
-        at_means = self.evaluate(self.means)
-        flat = 0 < self.curvature < FLAT and at_means[0] > 0.5 * self._no_model
-        start = -0.5 * float(np.log(self.curvature)) if flat else 0.0
-        if (flat or not at_means[0] <= self._no_model) and self._take_unit(start):
-            at_means = self.evaluate(self.means)
-        x, value, converged = self._newton(at_means, exact=exact)
+        x, value, converged = self._newton(*self._start(), exact=exact)
         if abs(x[0] - self.means[0]) > FAR / np.sqrt(self.precision[0]) and self._take_unit(0.0):
-            x, value, converged = self._newton(self.evaluate(self.means), exact=exact)
+            x, value, converged = self._newton(self.means, self.evaluate(self.means), exact=exact)
         return Solution(x, value, converged, self.passes, None, time.perf_counter() - began)
 
-    def _newton(self, found: Evaluation, *, exact: bool) -> tuple[np.ndarray, float, bool]:
-        """Steps from the prior's means, where the function was `found`, halved where they lead uphill."""
-        x, (value, gradient, hessian) = self.means, found
+    def _start(self) -> tuple[np.ndarray, Evaluation]:
+        """Where the steps start, and the function there: the end of a solve on some samples, or the prior's means."""
+        if self.every > 1:
+            some = self._some_samples()
+            start = some.solve().x
+            self.means, self.precision = some.means, some.precision  # in the unit of the scores
+            if np.isfinite((found := self.evaluate(start))[0]):
+                return start, found
+        at_means = self.evaluate(self.means)
+        flat = 0 < self.curvature < FLAT and at_means[0] > 0.5 * self._no_model
+        unit = -0.5 * float(np.log(self.curvature)) if flat else 0.0
+        if (flat or not at_means[0] <= self._no_model) and self._take_unit(unit):
+            at_means = self.evaluate(self.means)
+        return self.means, at_means
+
+    def _some_samples(self) -> Stack:
+        """The problem of one in `every` samples; each stands for as many.
+
+        Of neighbours one is drawn: samples sorted by class give every class its part, labels that come in turns, too.
+        """
+        rng, taken = np.random.default_rng(0), []
+        for part in self.held():
+            first = np.arange(0, len(part.labels), self.every)
+            drawn = first + rng.integers(self.every, size=len(first))
+            taken.append(part.taken(torch.from_numpy(drawn[drawn < len(part.labels)])))
+        labels, weights = (torch.cat([getattr(one, name) for one in taken]) for name in ("labels", "weights"))
+        scores = torch.cat([one.scores for one in taken], dim=2)
+        some = list(Held(labels, self.every * weights, scores).blocks())
+        return Stack(self.names, lambda: some, self.vectors, self.world, extrapolated=self.extrapolated)
+
+    def _newton(self, start: np.ndarray, found: Evaluation, *, exact: bool) -> tuple[np.ndarray, float, bool]:
+        """Steps from a start, where the function was `found`, halved where they lead uphill."""
+        x, (value, gradient, hessian) = start, found
         for _ in range(STEPS):
             scale = np.sqrt(np.diag(hessian))  # numbers for huge scores are tiny
             direction = np.linalg.solve(hessian / np.outer(scale, scale), gradient / scale) / scale
@@ -230,15 +202,17 @@ class Stack:
         value, total, gradient = totals[:1], totals[1:2], totals[2 : 2 + size]
         hessian = totals[2 + size :].view(size, size)
         constants = torch.from_numpy(x[count:]) @ self.vectors
+        # Powers of two: as exact as those of e, and faster.
+        factors, offsets = torch.from_numpy(x[:count]) / LN_2, constants.unsqueeze(1) / LN_2
         for part in self.held():
             scores, weights = part.scores, part.weights.to(part.scores.dtype)
-            vectors, constant = self.vectors.to(scores), constants.to(scores)
+            vectors = self.vectors.to(scores)
             flat = scores.view(count, -1)
-            logits = (torch.from_numpy(x[:count]).to(scores) @ flat).view(scores.shape[1:]).add_(constant.unsqueeze(1))
+            logits = (factors.to(scores) @ flat).view(scores.shape[1:]).add_(offsets.to(scores))
             highest = logits.amax(0)
-            shares = logits.sub_(highest).exp_()
+            shares = logits.sub_(highest).clamp_min_(NEARLY_NONE).exp2_()
             sums = shares.sum(0)
-            losses = highest + sums.log() - constant[part.labels]
+            losses = LN_2 * highest + sums.log() - constants[part.labels].to(scores)
             value += part.weights @ losses.double()
             total += part.weights.sum()
             shares *= weights / sums

@@ -18,8 +18,8 @@ from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.candidates import best_scale
 from longtail.posthoc.halo import WAYS
+from longtail.posthoc.held import sample_weights
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.stack import sample_weights
 
 
 class Tempered(PostHoc):
