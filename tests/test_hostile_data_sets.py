@@ -1,6 +1,7 @@
 """Parquet files and archives from strangers: one line, nothing outside their folder, little memory."""
 
 import io
+import os
 import resource
 import tarfile
 from contextlib import suppress
@@ -78,6 +79,21 @@ def test_labels_of_a_parquet_file_that_are_no_classes(tmp_path, labels, refused)
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.table({"image": [b"x"], "label": labels}), path)
     refused(lambda file: read_parquet([file]), path)
+
+
+@pytest.mark.parametrize("name", ["pipe", "missing", "folder", "/dev/zero"])
+def test_a_cell_that_names_another_file(tmp_path, monkeypatch, name, refused):
+    """Opening a pipe would wait for ever."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "cache"))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    cells = pa.array([{"bytes": None, "path": name}], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.table({"image": cells, "label": [0]}), path)
+    refused(lambda file: read_parquet([file]).open(0), path)
 
 
 def archive(path: Path, *members: tarfile.TarInfo) -> Path:

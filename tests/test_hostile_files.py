@@ -293,6 +293,8 @@ PICTURES = {
     "postscript.png": lambda: POSTSCRIPT,  # Pillow would give it to Ghostscript
     "large.png": lambda: flat_png(20_000, 20_000),
     "wide.png": lambda: flat_png(2**31 - 1, 1),
+    "thin.png": lambda: flat_png(100_000_000, 1),  # resizing would take 16 bytes per column
+    "tall.png": lambda: flat_png(1, 100_000_000),  # and as many rows of the new width
 }
 
 

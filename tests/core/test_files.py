@@ -13,6 +13,7 @@ import pytest
 from longtail.core import files
 from longtail.core.exchange import exchange
 from longtail.core.files import (
+    cache_folder,
     remove_unfinished,
     replacing,
     replacing_folder,
@@ -23,6 +24,7 @@ from longtail.core.files import (
 from longtail.core.lines import append_line
 from longtail.core.locks import holding
 from longtail.core.mapped import create
+from longtail.core.opening import expanded
 from longtail.distributed.environment import number_of
 from longtail.errors import UserError
 
@@ -289,3 +291,13 @@ def test_numbers_of_processes_that_cannot_be(monkeypatch):
         monkeypatch.setenv("WORLD_SIZE", text)
         with pytest.raises(UserError, match="WORLD_SIZE is .*set a whole number"):
             number_of("WORLD_SIZE", 1)
+
+
+@pytest.mark.parametrize("find", [cache_folder, lambda: expanded("~/photos"), lambda: expanded("~no-such-user/a")])
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch, find):
+    """As in containers that run under a number of no user."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("LONGTAIL_CACHE", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    with pytest.raises(UserError, match=r"set LONGTAIL_CACHE|give the whole path"):
+        find()

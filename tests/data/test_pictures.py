@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from longtail.data.decode import Resize
+from longtail.data.decode import Resize, as_rgb
 from longtail.data.images import FileImages
 from longtail.errors import UserError
 
@@ -27,6 +27,31 @@ def test_sixteen_bits_are_scaled(tmp_path, ending):
     path = tmp_path / f"a.{ending}"
     Image.fromarray(RAMP).save(path)
     assert np.array_equal(read(path), np.repeat(RAMP[..., None] // 257, 3, axis=2))
+
+
+def test_sixteen_bits_of_many_rows_are_scaled(tmp_path):
+    """They are converted in strips."""
+    ramp = np.linspace(0, 65535, 600).astype(np.uint16).reshape(600, 1)
+    Image.fromarray(ramp).save(tmp_path / "a.png")
+    images = FileImages(labels=torch.tensor([0]), class_names=("0",), root=tmp_path, paths=np.array(["a.png"]))
+    assert np.array_equal(np.asarray(images.open(0))[..., 0], ramp // 257)
+
+
+def test_an_image_that_cannot_be_resized_is_named(tmp_path):
+    def decode(picture, numbers):
+        raise MemoryError
+
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    images = FileImages(labels=torch.tensor([0]), class_names=("0",), root=tmp_path, paths=np.array(["a.png"]))
+    with pytest.raises(UserError, match=r"a.png cannot be read: MemoryError"):
+        images.read(np.array([0]), decode, np.empty((1, 0)))
+
+
+def test_the_caller_s_picture_is_not_changed():
+    picture = Image.new("RGB", (2, 4))
+    picture.getexif()[0x0112] = 6
+    assert as_rgb(picture).size == (4, 2)
+    assert picture.size == (2, 4)
 
 
 def test_a_photo_is_turned_upright(tmp_path):

@@ -198,4 +198,9 @@ def sha256(path: Path) -> str:
 
 def cache_folder() -> Path:
     """The folder of downloaded data sets: `$LONGTAIL_CACHE`, or `~/.cache/longtail`."""
-    return Path(os.environ.get("LONGTAIL_CACHE") or Path.home() / ".cache" / "longtail")
+    if given := os.environ.get("LONGTAIL_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "longtail"
+    except RuntimeError as error:  # a user whom the system does not know, as in many containers
+        raise UserError("this user has no home folder for data sets; set LONGTAIL_CACHE to a folder") from error

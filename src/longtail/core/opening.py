@@ -29,6 +29,14 @@ def open_own(path: Path, flags: int) -> int:
     return handle
 
 
+def expanded(path: Path | str) -> Path:
+    """The path with ~ and ~USER replaced by the home folder; an error if the system knows none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: the system knows no such home folder; give the whole path") from error
+
+
 def resolved(path: Path) -> Path:
     """The path without links. Links that lead in a circle stay, so that opening them says so: no exception here."""
     return Path(os.path.realpath(path))

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from longtail.config import DataConfig
+from longtail.core.opening import expanded
 from longtail.core.reading import read_text, reading
 from longtail.data.file_names import DELIMITERS, beside, is_image, is_table, one_each, split_of
 from longtail.data.images import FileImages
@@ -95,11 +96,11 @@ def paths_of_table(path: Path) -> list[str]:
 
 def read_csv_splits(config: DataConfig, root: Path) -> ReadSplits:
     """The splits of one file with a column `split`, or of the files given or called train.csv, val.csv, test.csv."""
-    path = Path(config.train_list).expanduser() if config.train_list else _training_file(root)
+    path = expanded(config.train_list) if config.train_list else _training_file(root)
     told = Told.of(config)
     images, columns, split = _read(path, root, None, told, config.skip_broken)
     named = (("validation", config.validation_list), ("test", config.test_list))
-    given = {name: Path(own).expanduser() for name, own in named if own}
+    given = {name: expanded(own) for name, own in named if own}
     files = {**beside(path), **given}
     unlabelled = [name for name, file in files.items() if name not in given and not _has_labels(file, columns)]
     if split is not None and (split != "train").any():

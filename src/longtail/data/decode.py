@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 BILINEAR = Image.Resampling.BILINEAR
 MOST_16_BIT = 65535
@@ -22,7 +22,10 @@ MOST_16_BIT = 65535
 
 # For some other formats Pillow starts a program: Ghostscript for PostScript, whatever the suffix of the file is.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000")
-MOST_PIXELS = 100_000_000  # decoding takes a few bytes of memory per pixel
+MOST_PIXELS = 100_000_000  # decoding takes up to 16 bytes of memory per pixel
+MOST_PIXELS_OF = dict.fromkeys(("JPEG2000", "WEBP"), MOST_PIXELS // 2)  # their decoders take more
+MOST_SIDE = 65_535  # as in JPEG; resizing takes memory for each row and column
+STRIP = 256  # rows that are converted at a time
 
 
 @contextmanager
@@ -31,8 +34,10 @@ def opened_picture(source: Path | BytesIO) -> Iterator[Image.Image]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(source, formats=FORMATS) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"it has {picture.width:,} x {picture.height:,} pixels, more than {MOST_PIXELS:,}")
+            most = MOST_PIXELS_OF.get(picture.format or "", MOST_PIXELS)
+            if picture.width * picture.height > most or max(picture.size) > MOST_SIDE:
+                size = f"{picture.width:,} x {picture.height:,}"
+                raise ValueError(f"it has {size} pixels, more than {most:,} or more than {MOST_SIDE:,} in a line")
             yield picture
 
 
@@ -41,17 +46,25 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
     Transparent pixels keep the colour stored in the file.
     """
-    upright = ImageOps.exif_transpose(picture)
-    if upright.mode == "F":
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # else it would be copied
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers of unknown scale")
-    if upright.mode.startswith("I"):
-        # Pillow clips at 255, which makes nearly every 16-bit image white.
-        numbers = np.asarray(upright)
+    if picture.mode.startswith("I"):
+        return Image.fromarray(_eight_bits(picture)).convert("RGB")
+    # Through RGBA, because Pillow reads the transparency of a palette only in this way.
+    return picture.convert("RGBA").convert("RGB") if picture.mode in ("P", "PA") else picture.convert("RGB")
+
+
+def _eight_bits(picture: Image.Image) -> np.ndarray:
+    """Pixels (H, W) of a 16-bit image, scaled: Pillow clips at 255, which makes nearly every such image white."""
+    found = np.empty((picture.height, picture.width), np.uint8)
+    for top in range(0, picture.height, STRIP):
+        numbers = np.asarray(picture.crop((0, top, picture.width, min(top + STRIP, picture.height))))
         if numbers.min() < 0 or numbers.max() > MOST_16_BIT:
             raise ValueError("it has more than 16 bits per pixel")
-        upright = Image.fromarray((numbers // 257).astype(np.uint8))
-    # Through RGBA, because Pillow reads the transparency of a palette only in this way.
-    return upright.convert("RGBA").convert("RGB") if upright.mode in ("P", "PA") else upright.convert("RGB")
+        found[top : top + STRIP] = numbers // 257
+    return found
 
 
 @dataclass(frozen=True)

@@ -177,10 +177,9 @@ class _Pieces(Dataset[list[np.ndarray | UserError]]):
 
     def _one(self, index: int) -> np.ndarray | UserError:
         try:
-            picture = self.images.open(index)
+            return self.images.decoded(index, self.decode, NOTHING)
         except UserError as error:
             return error  # as a value, so that all broken images are found
-        return as_array(picture if self.decode is None else self.decode(picture, NOTHING))
 
 
 def _decoded(images: DecodedImages, decode: Decode | None, workers: int) -> Iterator[list[np.ndarray | UserError]]:

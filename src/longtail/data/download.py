@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longtail.core.files import NO_SPACE, cache_folder
+from longtail.core.opening import expanded
 from longtail.core.progress import Display
 from longtail.core.reading import reading
 from longtail.data.cifar import CIFARS, find_layout
@@ -43,7 +44,7 @@ def download_cifar(name: str, root: str | None, display: Display) -> Path:
     """Download a CIFAR data set to `root` unless it is there; returns the folder."""
     if name not in ARCHIVES:
         raise UserError(f"--download knows {' and '.join(ARCHIVES)}, not {name!r}")
-    folder = Path(root).expanduser() if root else cache_folder()
+    folder = expanded(root) if root else cache_folder()
     try:
         return find_layout(CIFARS[name], folder)[0]
     except UserError:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -163,7 +164,7 @@ class DecodedImages(Images):
         pictures, kept = [], []
         for position, index in enumerate(indices):
             try:
-                pictures.append(as_array(decode(self.open(int(index)), numbers[position])))
+                pictures.append(self.decoded(int(index), decode, numbers[position]))
                 kept.append(position)
             except UserError:
                 if not self.skip_broken:
@@ -184,14 +185,25 @@ class DecodedImages(Images):
 
     def open(self, index: int) -> Image.Image:
         """Decode one image to RGB; an error names the file."""
+        with self._opening(index), opened_picture(self.source(index)) as picture:
+            return as_rgb(picture)
+
+    def decoded(self, index: int, decode: Decode | None, numbers: np.ndarray) -> np.ndarray:
+        """Pixels (H, W, 3) of one image, resized by `decode` if it is given; an error names the file."""
+        picture = self.open(index)
+        with self._opening(index):
+            return as_array(picture if decode is None else decode(picture, numbers))
+
+    @contextmanager
+    def _opening(self, index: int) -> Iterator[None]:
+        """Any failure of the block as an error that names the file: the ways to fail cannot be listed."""
         try:
-            with opened_picture(self.source(index)) as picture:
-                return as_rgb(picture)
+            yield
         except FileNotFoundError as error:
             raise UserError(f"image {self.path(index)} is missing {SKIP}") from error
         except UnidentifiedImageError as error:
             raise UserError(f"image {self.path(index)} cannot be read: it is not an image {SKIP}") from error
-        except Exception as error:  # the ways in which a damaged image can fail cannot be listed
+        except Exception as error:
             raise UserError(f"image {self.path(index)} cannot be read: {reason(error)} {SKIP}") from error
 
 
@@ -216,16 +228,20 @@ class FileImages(DecodedImages):
         return [index for index in range(len(self)) if _size(self.path(index)) < 0]
 
     def source(self, index: int) -> Path:
-        path = self.path(index)
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError("it is not a file")  # opening a pipe would block
-        return path
+        return regular_file(self.path(index))
 
     def _samples(self) -> bytes:
         return "\0".join(f"{path} {_size(self.root / str(path))}" for path in self.paths).encode(errors="replace")
 
     def state(self) -> bytes:
         return json.dumps([file_state(self.path(index)) for index in range(len(self))]).encode()
+
+
+def regular_file(path: Path) -> Path:
+    """The path, if it is that of a file: opening a pipe would block."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is not a file")
+    return path
 
 
 def file_state(path: Path) -> tuple[str, int, int, int]:

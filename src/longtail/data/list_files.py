@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from longtail.config import DataConfig
+from longtail.core.opening import expanded
 from longtail.core.reading import read_text
 from longtail.data.csv_files import read_csv_splits
 from longtail.data.file_names import IMAGE_SUFFIXES, SPLITS, beside, is_image, is_table, one_each, split_of
@@ -65,7 +66,7 @@ def read_lists(
     paths: dict[str, Path] = {}
     for name, own, default in zip(SPLITS, given, published, strict=True):
         if own or default:
-            paths[name] = Path(own).expanduser() if own else root / str(default)
+            paths[name] = expanded(own) if own else root / str(default)
     if "train" not in paths:
         raise UserError("data set 'lists' needs --train-list FILE (a path and a label per line) and --root FOLDER")
     if config.train_list:

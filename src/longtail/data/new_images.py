@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from longtail.core.opening import expanded
 from longtail.core.reading import read_text
 from longtail.data.csv_files import paths_of_table
 from longtail.data.file_names import IMAGE_SUFFIXES, is_image, is_table
@@ -28,7 +29,7 @@ def find_images(
         root: folder that the paths of a list are relative to (default: the folder of the list).
         skip_broken: skip images that cannot be read instead of stopping.
     """
-    found = [path for place in places for path in _at(Path(place).expanduser(), root)]
+    found = [path for place in places for path in _at(expanded(place), root)]
     if not found:
         raise UserError("no images were given: name image files, folders, or a list of files")
     return FileImages(
@@ -47,9 +48,9 @@ def _at(place: Path, root: str | None) -> list[Path]:
             raise UserError(f"no images below {place} (looked for {', '.join(sorted(IMAGE_SUFFIXES))})")
         return inside
     if not place.is_file():
-        raise UserError(f"{place} does not exist")
+        raise UserError(f"{place} is not a file or a folder" if place.exists() else f"{place} does not exist")
     if read := _reader(place):
-        folder = Path(root).expanduser() if root else place.parent
+        folder = expanded(root) if root else place.parent
         return [folder / name for name in read(place)]
     return [place]  # with any suffix: reading it shows whether it is an image
 

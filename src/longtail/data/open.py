@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from longtail.config import DataConfig, TrainConfig
 from longtail.core.files import cache_folder
+from longtail.core.opening import expanded
 from longtail.data.images import DecodedImages, Images
 from longtail.data.imbalance import long_tail_counts, long_tail_indices, validation_indices
 from longtail.data.sources import SOURCES, Statistics, find_data, name_of
@@ -25,7 +24,7 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
     if isinstance(config, str):
         config = find_data(config)
     source = SOURCES[choose("data set", config.data, SOURCES)]
-    root = Path(config.root).expanduser() if config.root else cache_folder()
+    root = expanded(config.root) if config.root else cache_folder()
     read = source.read(config, root)
     train, validation = _cut_tail(read.train, config), read.validation
     whole = train

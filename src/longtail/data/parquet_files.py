@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from longtail.config import DataConfig
+from longtail.core.opening import expanded
 from longtail.core.reading import MOST_RATIO, MOST_UNPACKED, reading, require_file
 from longtail.data.file_names import SPLITS, split_of
 from longtail.data.images import DecodedImages, FileImages
@@ -161,10 +162,10 @@ def _require_plausible(metadata: Any, file: Path) -> None:
 
 def read_parquet_splits(config: DataConfig, root: Path) -> ReadSplits:
     """The files that were given, or train-*.parquet, … in the root folder; or one table with a column `split`."""
-    files = _beside(Path(config.train_list).expanduser()) if config.train_list else parquet_files(root)
+    files = _beside(expanded(config.train_list)) if config.train_list else parquet_files(root)
     for name, given in zip(SPLITS, (config.train_list, config.validation_list, config.test_list), strict=True):
         if given:
-            files[name] = (Path(given).expanduser(),)
+            files[name] = (expanded(given),)
     if not files.get("train"):
         raise UserError(f"no training images in {root}; expected {root}/train-*.parquet, or give --train-list FILE")
     told = Told.of(config)

@@ -19,7 +19,7 @@ import numpy as np
 
 from longtail.core.files import cache_folder, replacing
 from longtail.core.locks import locked
-from longtail.data.images import DecodedImages, file_state
+from longtail.data.images import DecodedImages, file_state, regular_file
 from longtail.errors import UserError
 
 COPIED_ROWS = 256
@@ -62,7 +62,7 @@ class ParquetImages(DecodedImages):
         cell = _copied(self.files, self.column)[int(self.lines[index])].as_py()
         content, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if content is None and name:
-            return self.path(index).parent.parent / str(name)
+            return regular_file(self.path(index).parent.parent / str(name))
         return BytesIO(content or b"")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longtail.config import DataConfig
+from longtail.core.opening import expanded
 from longtail.data.file_names import is_image, is_table, split_of
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
@@ -130,11 +131,11 @@ def find_data(name: str, root: str | None = None) -> DataConfig:
     if name in RECIPES:
         return replace(RECIPES[name], root=root)
     # Absolute, so that a run finds its images again from any folder.
-    path = Path(name).expanduser().absolute()
+    path = expanded(name).absolute()
     if path.is_dir():
         return DataConfig(data=_kind_of_folder(path), root=str(path), validation=0)
     if path.is_file():
-        folder = Path(root).expanduser().absolute() if root else path.parent
+        folder = expanded(root).absolute() if root else path.parent
         return DataConfig(data=_kind_of_file(path), root=str(folder), train_list=str(path), validation=0)
     close = get_close_matches(name, RECIPES, n=1, cutoff=0.7)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
