@@ -73,8 +73,10 @@ def main() -> None:
         everything = [mutant for path in sorted(SOURCE.glob(ROOMS[room][0])) for mutant in mutants_of(path)]
         everything = [mutant for mutant in everything if options.only in _where(mutant)]
         possible[room] = len(everything)
-        # All of them in a random order: a larger draw by the same seed begins with the smaller one.
-        chosen = random.Random(f"{options.seed} {room}").sample(everything, len(everything))[: options.per_room]
+        # Each place has a random number of its own: a larger draw by the same seed contains the smaller one, and a file
+        # that changes leaves the draws of the others as they are.
+        everything.sort(key=lambda one: random.Random(f"{options.seed} {one.path.name} {one.number}").random())
+        chosen = everything[: options.per_room]
         drawn += [(room, mutant) for mutant in chosen]
     known = _known(options.outcomes, options.seed)
     todo = [(room, mutant) for room, mutant in drawn if _key(mutant) not in known]
