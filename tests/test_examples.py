@@ -113,7 +113,7 @@ def test_the_notebook_of_a_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "cache"))  # without CIFAR: digits
     _, text = executed("own_folder.ipynb", monkeypatch, tmp_path)
     assert "photos: 10 classes; images: 335 train (train/), 500 test (test/)" in text
-    assert "takes pictures (N, H, W, 3), uint8, RGB, of any height and width" in text
+    assert "takes images (N, H, W, 3), uint8, RGB, of any height and width" in text
     right = int(re.search(r"(\d+) of 500 images named correctly", text)[1])
     assert right > 250
     assert "500 test samples" in text  # the diagnosis

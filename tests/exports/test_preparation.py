@@ -62,7 +62,7 @@ def test_onnx_takes_pictures_of_any_size(photos, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["largest_difference"] < 1e-4
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     described = session.get_modelmeta().custom_metadata_map
-    assert described["input"] == "pictures (N, H, W, 3), uint8, RGB, of any height and width"
+    assert described["input"] == "images (N, H, W, 3), uint8, RGB, of any height and width"
     assert described["preprocessing"].endswith("resizing and normalisation are inside the network")
     assert session.get_inputs()[0].shape == ["batch", "height", "width", 3]
     model = longtail.load(photos, device="cpu")

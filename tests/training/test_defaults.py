@@ -3,7 +3,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -141,5 +140,4 @@ def test_a_list_of_images_that_are_not_there_says_how_to_find_them(tmp_path):
 def test_a_recipe_is_taken_by_name():
     assert recipe_for("digits-lt") == RECIPES["digits-lt"]
     changed = recipe_for("cifar10-lt-100", root="data", lr=0.3)
-    assert (changed.root, changed.lr) == ("data", 0.3)
-    assert np.isclose(changed.epochs or 0, RECIPES["cifar10-lt-100"].epochs or 0)
+    assert changed == replace(RECIPES["cifar10-lt-100"], root="data", lr=0.3)

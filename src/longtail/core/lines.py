@@ -18,7 +18,7 @@ from longtail.core.records import refuse
 from longtail.errors import UserError
 
 MOST_BYTES = 1 << 28
-KIND = "a journal of ours"
+KIND = "a journal of longtail"
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:

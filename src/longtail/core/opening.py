@@ -14,7 +14,7 @@ _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CL
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A handle on a file of ours, made if missing; a link, a pipe or a device in its place is an error."""
+    """A handle on a file of the library, made if missing; a link, a pipe or a device in its place is an error."""
     try:
         handle = os.open(path, flags | os.O_CREAT | _FLAGS, 0o666)
     except OSError as error:

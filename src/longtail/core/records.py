@@ -19,7 +19,7 @@ LARGEST_FILE = 1 << 28  # bytes; far above the size of any JSON file that the li
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; an error names the file and says what is wrong with it."""
-    text = read_text(path, "a file of ours", most=LARGEST_FILE)
+    text = read_text(path, "a file of longtail", most=LARGEST_FILE)
     try:
         value = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -86,7 +86,7 @@ def checked(hint: Any, value: Any, path: Path, place: str) -> Any:
         raise UserError(f"{path} is damaged: {place} is {_said(value)}, not of type {getattr(hint, '__name__', hint)}")
     most = LARGEST if isinstance(value, int) else sys.float_info.max
     if isinstance(value, int | float) and not abs(value) <= most:
-        raise UserError(f"{path} is damaged: {place} is {_said(value)}, which no command of ours writes")
+        raise UserError(f"{path} is damaged: {place} is {_said(value)}, which longtail never writes")
     return value
 
 

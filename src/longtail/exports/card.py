@@ -156,12 +156,12 @@ def _loading(run: Run) -> str:
 import longtail
 
 model = longtail.load(".")  # the folder of this file
-found = model.predict(images)  # paths of images or folders, pictures of Pillow, or uint8 arrays
-print(found.names, found.probabilities)  # pictures are prepared inside
+found = model.predict(images)  # paths of images or folders, Pillow images, or uint8 arrays
+print(found.names, found.probabilities)  # images are prepared inside
 ```
 
 To run the network alone: `model.network(images)` takes images (N, {channels}, {side}, {side}) to logits
-(N, {len(run.class_names)}). Prepare pictures so: {in_words(run)}; subtract the mean {mean}; divide by {std}.
+(N, {len(run.class_names)}). Prepare images like this: {in_words(run)}; subtract the mean {mean}; divide by {std}.
 `longtail export` makes ONNX and `torch.export` files that hold the normalisation too, and with
 `--with-preprocessing` the resizing."""
 

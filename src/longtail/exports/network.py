@@ -70,7 +70,7 @@ class Deployment:
         side = image_side(run.config)
         shape = (run.channels, side, side)
         if with_preprocessing:
-            takes = "pictures (N, H, W, 3), uint8, RGB, of any height and width"
+            takes = "images (N, H, W, 3), uint8, RGB, of any height and width"
             left = f"{UPRIGHT}; convert to RGB; resizing and normalisation are inside the network"
         else:
             colour = ", RGB" if run.channels == 3 else ""
@@ -94,7 +94,7 @@ class Deployment:
     @property
     def instructions(self) -> str:
         """How to prepare an image for the network, in words."""
-        return f"prepare pictures so: {self.details['preprocessing']}"
+        return f"prepare images like this: {self.details['preprocessing']}"
 
     def images(self, count: int, sides: float = 1.0) -> Tensor:
         """Random images, the same in every call; `sides` times as high as the network's images, and a little wider."""

@@ -212,8 +212,8 @@ def reliability_diagrams(summary: Summary) -> Figure:
         share, confidence, accuracy = state.reliability
         axes.plot([0, 1], [0, 1], color=COUNTS, zorder=0)
         axes.bar(confidence, accuracy, width=0.9 / len(share), color=color, alpha=0.85)
-        ece = state.metrics.ece
-        axes.set_title(f"{state.title}: ECE {100 * ece:.1f}" if ece is not None else state.title)
+        ece, score = state.metrics.ece, SCORES["ece"]
+        axes.set_title(f"{state.title}: {score.heading} {score.show(ece)}" if ece is not None else state.title)
         axes.set_xlabel("confidence")
         axes.set_ylabel(f"accuracy, {summary.split} images")
         axes.set_xlim(0, 1)

@@ -136,7 +136,7 @@ class Predictor:
         """Classes and probabilities of images.
 
         Args:
-            images: a path or several (images, folders, lists of files); or pictures: one or several of Pillow's,
+            images: a path or several (images, folders, lists of files); or one or several Pillow images,
                 or uint8 arrays (H, W) or (H, W, C), or one array (N, H, W, C).
             root: folder that the paths of a list are relative to.
             skip_broken: skip images that cannot be read instead of stopping.
@@ -203,7 +203,7 @@ def _picture(image: Any, place: int) -> Image.Image:
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
         raise UserError(
             f"image {place} is an array {array.shape} of {array.dtype}; give pixels from 0 to 255 as uint8, (H, W) or "
-            "(H, W, 3), a picture of Pillow, or a path"
+            "(H, W, 3), a Pillow image, or a path"
         )
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
 

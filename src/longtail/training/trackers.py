@@ -84,8 +84,8 @@ class CsvTracker:
         self._path = folder / "metrics.csv"
         self._rows: list[dict[str, Any]] = []
         if self._path.is_file():
-            with reading(self._path, "a table of ours"):
-                lines = read_text(self._path, "a table of ours").splitlines()
+            with reading(self._path, "a table of longtail"):
+                lines = read_text(self._path, "a table of longtail").splitlines()
                 self._rows = [row for row in csv.DictReader(lines) if int(row["step"]) <= step]
 
     def log(self, step: int, values: dict[str, float]) -> None:

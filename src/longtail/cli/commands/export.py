@@ -18,7 +18,7 @@ HELP = """Write a trained model, plain or calibrated, for another program.
   safetensors   a folder: weights, run.json and a model card (README.md)
   npz, json     the last layer alone, with class names and its formula in three lines
 
-The networks of onnx and torch-export take resized pictures with pixels from 0 to 1: normalisation is inside.
+The networks of onnx and torch-export take resized images with pixels from 0 to 1: normalisation is inside.
 --with-preprocessing puts resizing inside too. A folder that `longtail calibrate FILE` wrote has no network;
 npz and json write its scale and shift per class.
 
@@ -41,7 +41,7 @@ class Export(Output):
     out: Path
     """File to write; for safetensors a folder."""
     with_preprocessing: bool = False
-    """onnx, torch-export: take pictures of any size, (N, H, W, 3) uint8, and resize them inside, to the same pixels as
+    """onnx, torch-export: take images of any size, (N, H, W, 3) uint8, and resize them inside, to the same pixels as
     `longtail predict`. Slower than Pillow for large photographs: about a second for 12 megapixels."""
     overwrite: bool = False
     """Replace what is there."""
