@@ -1,8 +1,8 @@
 """Which processes of the caller's process group make the same call at the same time.
 
 Collective calls of `torch.distributed` wait for every process. If only one process called the library, it would wait
-for ever. So each process that makes the call writes a key to the group's store and looks for the keys of the others before
-the first collective call.
+for ever. So each process that makes the call writes a key to the group's store and looks for the keys of the others
+before the first collective call.
 """
 
 from __future__ import annotations
