@@ -41,26 +41,6 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.endswith("False\n")
 
 
-def test_training_extraction_and_evaluation_do_not_wait_for_scikit_learn():
-    code = (
-        "import longtail.training.loop, longtail.extraction.run, longtail.tasks.evaluate, sys; "
-        "import longtail.data.digits as digits; "
-        "digits.read_digits(); print({'sklearn', 'scipy'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
-def test_the_first_method_waits_for_no_scores_and_no_models_of_scikit_learn():
-    """scikit-learn's base classes bring SciPy's statistics and pandas along; these packages are ours to leave out."""
-    code = (
-        "import sys, longtail; longtail.MARC; "
-        "print({'sklearn.metrics', 'sklearn.linear_model', 'sklearn.model_selection', 'matplotlib'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
-    assert done.stdout.strip() == "set()"
-
-
 def test_version_in_both_spellings(capsys):
     assert run(capsys, "--version") == (0, f"longtail {longtail.__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "longtail", "-V"], capture_output=True, text=True, check=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from longtail.core.reading import reading
 from longtail.data.cifar import CIFARS, _read_names
+from longtail.data.pickle_instructions import SMALL_NUMBERS, instructions
 from longtail.data.plain_pickle import Machine, load_plain_pickle
 from longtail.errors import UserError
 
@@ -125,6 +126,21 @@ PLAIN = st.recursive(
 def test_plain_values_are_read_as_the_standard_library_reads_them(value, protocol):
     content = pickle.dumps(value, protocol=protocol)
     assert Machine(content).run() == pickle.loads(content)
+
+
+@given(PLAIN | st.lists(st.integers(0, 255)), st.integers(0, 4))
+def test_instructions_are_those_that_the_standard_library_lists(value, protocol):
+    content = pickle.dumps(value, protocol=protocol)
+    found = []
+    for name, argument in instructions(content):
+        found += [("BININT1", number) for number in argument] if name == SMALL_NUMBERS else [(name, argument)]
+    assert found == [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(content)]
+
+
+@pytest.mark.parametrize("content", [b"K", b"K\x01K", b"U", b"U\x02a", b"T\xff\xff\xff\xff", b"\xff"])
+def test_instructions_that_are_cut_short_or_unknown_are_refused(content):
+    with pytest.raises(ValueError, match="it ends within|unknown instruction"):
+        list(instructions(content))
 
 
 @given(st.binary(max_size=300))

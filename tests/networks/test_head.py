@@ -6,7 +6,7 @@ from torch import nn
 
 from longtail import find_head
 from longtail.errors import UserError
-from longtail.networks.head import fingerprint, head_of, unwrap, with_head
+from longtail.networks.head import fingerprint, head_of, layer_of_zeros, unwrap, with_head
 
 
 class Named(nn.Module):
@@ -87,3 +87,17 @@ def test_fingerprints_tell_weights_apart():
     with torch.no_grad():
         head_of(same).weight[0, 0] += 1e-6
     assert fingerprint(model) != fingerprint(same)
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(nn.Linear, (3, 2)), (nn.Conv2d, (3, 2, 1))])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_of_zeros_draws_no_random_numbers(kind, sizes, bias):
+    before = torch.get_rng_state()
+    layer = layer_of_zeros(kind, *sizes, bias=bias, dtype=torch.float64)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (layer.bias is not None) == bias
+    for parameter in layer.parameters():
+        assert (parameter.device.type, parameter.dtype, parameter.requires_grad) == ("cpu", torch.float64, True)
+        assert not parameter.any()
+    beside = kind(*sizes, bias=bias, dtype=torch.float64)
+    assert {n: p.shape for n, p in layer.named_parameters()} == {n: p.shape for n, p in beside.named_parameters()}

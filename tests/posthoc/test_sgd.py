@@ -66,3 +66,25 @@ def test_one_step_of_omega_and_beta(divide_by):
     np.testing.assert_allclose(found.x, (x - 0.1 * x.grad).detach(), rtol=1e-5)
     assert found.value == pytest.approx(loss.item(), rel=1e-5)
     assert (found.converged, found.evaluations, found.gradient) == (True, 1, None)
+
+
+def test_steps_are_those_of_torch_to_the_last_bit():
+    rates = torch.from_numpy(LOGITS[:, :2]).float()
+    trained, beside = (torch.tensor([0.3, -0.2], requires_grad=True) for _ in range(2))
+    optimizer, sampler = torch.optim.SGD([beside], momentum=0.9, weight_decay=0.3), Sampler(LABELS, seed=5)
+    train_parameters(
+        [trained],
+        lambda rows: (rates[rows] @ trained).square().mean(),
+        LABELS,
+        steps=7,
+        batch_size=4,
+        lr=0.1,
+        weight_decay=0.3,
+        seed=5,
+    )
+    for step in range(7):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, 7, 0.1)
+        optimizer.zero_grad()
+        (rates[torch.from_numpy(sampler.batch(step, 4).indices)] @ beside).square().mean().backward()
+        optimizer.step()
+    assert torch.equal(trained, beside)

@@ -119,13 +119,13 @@ def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     pixels, labels = content.get("data"), content.get(layout.label_key)
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (ROW,)):
         raise UserError(f"{path} is not a CIFAR batch: 'data' should be uint8 of shape (N, {ROW})")
-    if not isinstance(labels, list) or len(labels) != len(pixels) or not all(map(_is_label, labels)):
+    if not isinstance(labels, list) or len(labels) != len(pixels) or not _are_labels(labels):
         raise UserError(f"{path} is not a CIFAR batch: {layout.label_key!r} should list {len(pixels)} labels")
     return pixels, np.array(labels, dtype=np.uint8)
 
 
-def _is_label(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 256
+def _are_labels(values: list[Any]) -> bool:
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 256
 
 
 def _read_names(cifar: Cifar, folder: Path, layout: Layout) -> tuple[str, ...]:

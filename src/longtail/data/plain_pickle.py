@@ -8,7 +8,6 @@ It records the names that NumPy writes and never calls them; an array is built h
 from __future__ import annotations
 
 import math
-import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from longtail.core.reading import read_bytes, reading
+from longtail.data.pickle_instructions import SMALL_NUMBERS, instructions
 
 MOST_BYTES = 1 << 29  # the largest file of CIFAR has 155 MB
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
 WORDS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
-OLD_WORDS = ("STRING", "BINSTRING", "SHORT_BINSTRING")  # of Python 2, whose strings are bytes
+OLD_WORDS = ("BINSTRING", "SHORT_BINSTRING")  # of Python 2, whose strings are bytes
 PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 GETS = ("GET", "BINGET", "LONG_BINGET")
 NAMES = {
@@ -60,14 +60,14 @@ class Machine:
         self.encoded = 0  # bytes that were made of text
 
     def run(self) -> Any:
-        argument: Any
-        for opcode, argument, _ in pickletools.genops(self.content):
-            name = opcode.name
-            if name in CONSTANTS:
+        for name, argument in instructions(self.content):
+            if name == SMALL_NUMBERS:
+                self.stack.extend(argument)
+            elif name in CONSTANTS:
                 self.stack.append(CONSTANTS[name])
-            elif name in NUMBERS or name in WORDS:
+            elif name in NUMBERS or name in WORDS or name in OLD_WORDS:
                 self.stack.append(argument)
-            elif name in OLD_WORDS:
+            elif name == "STRING":  # as Python 2 prints it, with escapes
                 self.stack.append(argument.encode("latin-1"))
             elif name in PUTS or name == "MEMOIZE":
                 self.memo[len(self.memo) if name == "MEMOIZE" else int(argument)] = self._top()

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # fewer seeds give no usable estimate of the variance
@@ -121,6 +120,8 @@ def class_differences(first: np.ndarray, second: np.ndarray, labels: np.ndarray,
     with np.errstate(invalid="ignore"):
         value = np.where(sizes > 0, total / sizes, np.nan)
     centre = total / (sizes + 2)
+    from scipy.special import ndtri  # late: SciPy takes a while to import, and scores need none of it
+
     half = ndtri(0.5 + CONFIDENCE / 2) * np.sqrt(np.maximum(squares + 1 - total * centre, 0)) / (sizes + 2)
     # The adjustment moves the centre of the interval; the observed value must still lie inside. NaN stays NaN.
     low, high = np.minimum(centre - half, value), np.maximum(centre + half, value)
@@ -162,5 +163,7 @@ def _possible(difference: Interval) -> Interval:
 
 
 def _student(value: float, variance: float, freedom: float) -> Interval:
+    from scipy.special import stdtrit
+
     half = float(stdtrit(max(freedom, 1.0), 0.5 + CONFIDENCE / 2)) * float(np.sqrt(variance))
     return Interval(value, value - half, value + half)

@@ -6,16 +6,17 @@ import copy
 import hashlib
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.nn.utils import skip_init
 
 from longtail.errors import UserError
 from longtail.networks.sharded import whole
+
+Layer = TypeVar("Layer", bound=nn.Module)
 
 # Usual names of the classifier, the most reliable first.
 USUAL_NAMES = (
@@ -143,11 +144,16 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
 
 def new_linear(in_features: int, num_classes: int, *, bias: bool = True, **where: Any) -> nn.Linear:
     """A layer of zeros, made without drawing random numbers. `where` is a device and a dtype."""
-    layer = skip_init(nn.Linear, in_features, num_classes, bias, **where)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.zero_()
-    return cast(nn.Linear, layer)
+    return layer_of_zeros(nn.Linear, in_features, num_classes, bias=bias, **where)
+
+
+def layer_of_zeros(kind: type[Layer], *sizes: int, device: Any = "cpu", **settings: Any) -> Layer:
+    """A layer without parts whose parameters are 0, made without drawing random numbers."""
+    # torch's own `skip_init` imports SymPy, which takes half a second.
+    layer = kind(*sizes, device="meta", **settings)
+    for name, parameter in layer.named_parameters():
+        setattr(layer, name, nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)))
+    return layer
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -13,10 +13,9 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from longtail.errors import UserError
-from longtail.networks.head import linear_layer
+from longtail.networks.head import layer_of_zeros, linear_layer
 from longtail.networks.head_layers import KINDS, Seen, weight_and_bias
 from longtail.networks.sharded import scattered
 
@@ -94,7 +93,7 @@ def _plain(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
     kind = next(kind for kind in KINDS if isinstance(layer, kind))
     names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
     settings = {name: getattr(layer, name) for name in names}
-    new = cast(nn.Conv2d, skip_init(kind, **settings, bias=bias is not None, dtype=weight.dtype))
+    new = cast(nn.Conv2d, layer_of_zeros(kind, **settings, bias=bias is not None, dtype=weight.dtype))
     with torch.no_grad():
         new.weight.copy_(weight.view(new.weight.shape))
         if bias is not None and new.bias is not None:

@@ -20,6 +20,8 @@ from longtail.errors import UserError
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.solver import Solution
 
+MOMENTUM = 0.9
+
 
 def train_parameters(
     parameters: Sequence[Tensor],
@@ -39,14 +41,16 @@ def train_parameters(
     With `warmup` the learning rate first rises from `lr` to twice that, in so many steps.
     """
     batches = Sampler(labels, sampler, seed=seed)
-    optimizer = torch.optim.SGD(list(parameters), lr, momentum=0.9, weight_decay=weight_decay)
+    # The steps of torch.optim.SGD, whose import brings torch's compiler along: as long as a whole fit.
+    speeds = [torch.zeros_like(parameter) for parameter in parameters]
     value = torch.zeros(())
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = learning_rate(step, steps, lr, warmup)
-        optimizer.zero_grad()
         value = loss(torch.from_numpy(batches.batch(step, batch_size).indices))
-        value.backward()
-        optimizer.step()
+        gradients = torch.autograd.grad(value, list(parameters))
+        with torch.no_grad():
+            for parameter, gradient, speed in zip(parameters, gradients, speeds, strict=True):
+                speed.mul_(MOMENTUM).add_(gradient.add(parameter, alpha=weight_decay))
+                parameter.sub_(speed, alpha=learning_rate(step, steps, lr, warmup))
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise UserError(f"training diverged at lr {lr:g}; choose a smaller one")
     return float(value.detach())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -11,12 +13,13 @@ from longtail.core.text import percent
 from longtail.metrics.intervals import Fallen, Interval
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import MAIN_SCORES, SCORES, SHOTS
-from longtail.posthoc.candidates import Trial
 from longtail.report.distribution import imbalance_text
-from longtail.runs.prediction import Predicted
-from longtail.tasks.class_distribution import ClassDistribution
-from longtail.tasks.table_rows import Row
-from longtail.tasks.tables import ranks, show_difference, show_interval
+
+if TYPE_CHECKING:
+    from longtail.posthoc.candidates import Trial
+    from longtail.runs.prediction import Predicted
+    from longtail.tasks.class_distribution import ClassDistribution
+    from longtail.tasks.table_rows import Row
 
 SHOWN_CLASSES = 20
 SHOWN_IMAGES = 50
@@ -119,6 +122,9 @@ def prediction_table(found: Predicted, top: int) -> Table:
 
 def terminal_table(rows: list[Row], caption: str) -> Table:
     """A table that fits on a terminal: the main scores and the difference from Softmax."""
+    # Late: a comparison fits methods, whose import takes as long as torch's; other tables do not.
+    from longtail.tasks.tables import ranks, show_difference, show_interval
+
     table = Table(title=caption)
     table.add_column("method", overflow="fold")
     shown = {name: SCORES[name] for name in MAIN_SCORES}
