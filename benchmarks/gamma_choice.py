@@ -99,7 +99,7 @@ def main() -> None:
         "Choosing gamma on training logits, and on held-out ones",
         rows,
         "Balanced accuracy of MARC by gamma. A network is sure of the images it was trained on, so they ask for "
-        f"less repair of the tail than it needs. {notes}",
+        f"a weaker correction of the tail than it needs. {notes}",
         chosen={name: row["gamma"] for name, row in chosen.items()},
     )
 

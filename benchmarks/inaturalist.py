@@ -69,7 +69,7 @@ def write_features(folder: Path, share: float) -> tuple[Path, Path]:
 
 
 def balanced(outputs: Outputs, scale: np.ndarray, shift: np.ndarray) -> float:
-    """Balanced accuracy of repaired logits, chunk by chunk; every class has as many samples."""
+    """Balanced accuracy of calibrated logits, chunk by chunk; every class has as many samples."""
     factor, offset = torch.from_numpy(scale).float(), torch.from_numpy(shift).float()
     labels = torch.from_numpy(outputs.labels)
     right = sum(

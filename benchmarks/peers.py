@@ -183,7 +183,7 @@ def main() -> None:
         rows,
         "CIFAR-10-LT 100, features of a ResNet-32; accuracy and ECE in per cent on 5,000 test images. Time is "
         "processor time of fit and prediction. Held-out images are balanced, training images are not: scales per "
-        "class that are fitted on balanced images repair the long tail too, where there are such images. The released "
+        "class that are fitted on balanced images correct the long tail too, where there are such images. The released "
         "code runs the network in every step of stage two; its steps are made here on stored outputs, so its time "
         "leaves the network out.",
     )
