@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -66,6 +67,6 @@ def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
-    for name in longtail.__all__:
-        if f"::: longtail.{name}\n" in (ROOT / "docs" / "api.md").read_text(encoding="utf-8"):
+    for name in set(longtail.__all__) - {"RECIPES", "profile"}:  # a table, and an old name
+        if not isinstance(getattr(longtail, name), ModuleType):
             assert f'id="longtail.{name}"' in reference, name
