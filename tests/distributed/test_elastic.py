@@ -161,7 +161,7 @@ def test_two_hosts(hosts, undisturbed, tmp_path):
         start = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
         start += ["--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0][1]}:29400"]
         hosting = int(address == hosts[0][1])
-        start += ["--rdzv-id=longtail", f"--local-addr={address}", f"--rdzv-conf=is_host={hosting},join_timeout=60"]
+        start += ["--rdzv-id=longtail", f"--local-addr={address}", f"--rdzv-conf=is_host={hosting},join_timeout=600"]
         environment = surroundings(GLOO_SOCKET_IFNAME=name)
         command = [*start, *TRAIN, "--out", str(tmp_path / "run")]
         started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
