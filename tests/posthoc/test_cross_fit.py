@@ -109,3 +109,26 @@ def test_a_part_of_the_samples_is_a_training_set_of_its_own():
     np.testing.assert_allclose(
         part.rows.read(slice(None)), FEATURES[:10] @ own.weight.T + own.bias, rtol=1e-4, atol=1e-5
     )
+
+
+def test_the_simplest_head_is_that_of_the_first_ridge():
+    """A loss just below that of chance is reached in the first stage: mean cross-entropy plus 0.2 tr(A P A')."""
+    statistics = class_statistics(FEATURES, TARGET, 4)
+    inputs = torch.from_numpy(FEATURES - statistics.centre)
+    rows = torch.cat([inputs, torch.ones(19, 1)], 1)
+    variance = np.trace(statistics.covariance) / 3
+    penalty = torch.tensor([variance] * 3 + [1.0])
+    matrix = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([matrix], max_iter=200, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(rows @ matrix.T, TARGET) + 0.5 * 0.4 * (penalty * matrix.square()).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    expected = matrix.detach().numpy()[:, :3]
+    found = head_of_loss(FEATURES, TARGET, statistics, 1.38).weight
+    scale = np.linalg.norm(found) / np.linalg.norm(expected)
+    np.testing.assert_allclose(found, scale * expected, atol=2e-3 * np.abs(found).max())

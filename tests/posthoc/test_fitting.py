@@ -94,6 +94,7 @@ def test_a_model_that_knows_its_training_images_is_told():
 
     assert told(2, MARC())[0].startswith("the model classifies 99.0 % of the training images correctly, so MARC")
     assert told(0, MARC())[0].startswith("the model classifies 100.0 %")
+    assert told(1, MARC())[0].startswith("the model classifies 99.5 %")  # the first sample is looked at, too
     assert told(3, MARC()) == []
     assert told(0, MARC(), split="test") == []
     assert told(0, LogitAdjustment()) == []

@@ -106,3 +106,13 @@ def test_held_out_samples_of_some_classes_are_enough_for_a_temperature():
 
     scale = 1 / fitted.temperature_
     assert loss(scale) <= min(loss(0.97 * scale), loss(1.03 * scale))
+
+
+def test_what_a_target_prior_adds_is_zero_for_a_class_that_never_occurs():
+    rng = np.random.default_rng(0)
+    train, held = overconfident(rng, COUNTS, BIAS), overconfident(rng, COUNTS // 2, BIAS)
+    fitted = Tempered(HALO(target_prior=[5.0, 1.0, 0.0, 2.0])).fit(*train, validation=held)
+    expected = [np.log(5 / 8), np.log(1 / 8), 0.0, np.log(2 / 8)]
+    np.testing.assert_allclose(fitted._target(torch.zeros(4)), expected, rtol=1e-6)
+    plain = Tempered(LogitAdjustment()).fit(*train, validation=held)
+    assert plain._target(torch.zeros(4)).tolist() == [0, 0, 0, 0]
