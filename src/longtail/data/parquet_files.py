@@ -15,17 +15,17 @@ import numpy as np
 
 from longtail.config import DataConfig
 from longtail.core.opening import expanded
-from longtail.core.reading import MOST_RATIO, MOST_UNPACKED, reading, require_file
+from longtail.core.reading import reading, require_file
 from longtail.data.file_names import SPLITS, split_of
 from longtail.data.images import DecodedImages, FileImages
 from longtail.data.labels import from_names, from_numbers
 from longtail.data.parquet_images import ParquetImages, pyarrow_parquet
+from longtail.data.parquet_pages import require_plausible
 from longtail.data.splits import ReadSplits
 from longtail.data.table_columns import PATH_NAMES, SPLIT_NAME, Columns, Told, by_column, named_columns, split_words
 from longtail.errors import UserError
 
 IMAGE_NAMES = ("image", "img", "picture", "images", *PATH_NAMES)
-MOST_ROWS = 1 << 20  # and one for each byte of the file: an image takes more
 KIND = "a whole Parquet file"
 
 
@@ -140,7 +140,7 @@ def _cells(files: Sequence[Path], columns: Sequence[str]) -> np.ndarray:
     for file, column in zip(files, columns, strict=True):
         with reading(file, KIND):
             parquet = pyarrow_parquet()
-            _require_plausible(parquet.ParquetFile(file).metadata, file)
+            require_plausible(parquet.ParquetFile(file).metadata, file, column)
             found = parquet.read_table(file, columns=[column], read_dictionary=[column]).column(0)
             for chunk in found.chunks:
                 if hasattr(chunk, "dictionary"):
@@ -150,14 +150,6 @@ def _cells(files: Sequence[Path], columns: Sequence[str]) -> np.ndarray:
                     parts.append(chunk.to_numpy(zero_copy_only=False))
     with reading(files[0], KIND):
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def _require_plausible(metadata: Any, file: Path) -> None:
-    """Refuse a file that unpacks to far more bytes than it has, before memory is allocated."""
-    size = require_file(file)
-    unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if metadata.num_rows > MOST_ROWS + size or unpacked > MOST_UNPACKED + MOST_RATIO * size:
-        raise UserError(f"{file} would unpack to {metadata.num_rows:,} rows, far more than it holds; it is not read")
 
 
 def read_parquet_splits(config: DataConfig, root: Path) -> ReadSplits:

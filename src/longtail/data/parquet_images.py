@@ -19,10 +19,13 @@ import numpy as np
 
 from longtail.core.files import cache_folder, replacing
 from longtail.core.locks import locked
+from longtail.core.reading import reading
 from longtail.data.images import DecodedImages, file_state, regular_file
+from longtail.data.parquet_pages import most_bytes, require_plausible
 from longtail.errors import UserError
 
-COPIED_ROWS = 256
+COPIED_ROWS = 256  # at a time
+COPIED_BYTES = 1 << 28  # if each of these rows were as large as the dictionary that they refer to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,5 +99,12 @@ def _copy(files: tuple[Path, ...], column: str, out: Path) -> None:
     schema = pa.schema([parquet.read_schema(files[0]).field(column)])
     with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for file in files:
-            for batch in parquet.ParquetFile(file).iter_batches(COPIED_ROWS, columns=[column]):
-                writer.write_batch(batch.cast(schema))
+            with reading(file, "a whole Parquet file"):
+                found = parquet.ParquetFile(file)
+                dictionary = require_plausible(found.metadata, file, column)
+                rows, left = min(max(COPIED_BYTES // max(dictionary, 1), 1), COPIED_ROWS), most_bytes(file)
+                for batch in found.iter_batches(rows, columns=[column]):
+                    left -= batch.nbytes
+                    if left < 0:
+                        raise UserError(f"{file} would unpack to far more bytes than it holds; it is not read")
+                    writer.write_batch(batch.cast(schema))
