@@ -174,4 +174,40 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "0",
         "1",
     ): "only the number of columns is looked at",
+    (
+        "posthoc/candidates.py",
+        "place = np.full(held_out.num_classes, -1)",
+        "1",
+        "2",
+    ): "any negative number says that a class is absent",
+    (
+        "posthoc/tempered.py",
+        "place = np.full(data.num_classes, -1)",
+        "1",
+        "2",
+    ): "any negative number says that a class is absent",
+    (
+        "posthoc/halo.py",
+        "place = np.full(train.num_classes, -1)",
+        "1",
+        "2",
+    ): "no label is of a class that is absent",
+    (
+        "posthoc/cross_fit.py",
+        "fold = np.full(len(labels), -1)",
+        "1",
+        "2",
+    ): "any negative number says that a sample is in no fold",
+    (
+        "posthoc/halo.py",
+        "place = np.full(train.num_classes, -1)",
+        "-1",
+        "1",
+    ): "no label is of a class that is absent",
+    (
+        "posthoc/affine.py",
+        "totals = torch.zeros(1 + (5 if blocks else 2) * classes, dtype=torch.float64)",
+        "2",
+        "3",
+    ): "what is more than two numbers for each class is zeros that nobody reads",
 }

@@ -231,3 +231,12 @@ def test_samples_are_worked_on_some_at_a_time(monkeypatch):
         torch.testing.assert_close(torch.cat([part.scores for part in parts], 2), held.scores)
         torch.testing.assert_close(torch.cat([part.labels for part in parts]), held.labels)
         assert sum(float(part.weights.sum()) for part in parts) == 10
+
+
+@pytest.mark.parametrize(("every", "starts"), [(1, 0), (2, 1)])
+def test_a_solve_on_some_samples_comes_first_if_there_are_many(every, starts, monkeypatch):
+    asked = []
+    real = Stack._some_samples
+    monkeypatch.setattr(Stack, "_some_samples", lambda self: asked.append(1) or real(self))
+    assert stack_of(held_scores(), every=every).solve(exact=True).converged
+    assert len(asked) == starts
