@@ -1,7 +1,10 @@
 """Every default of a post-hoc method, in one table: results in papers and in `docs/results` are made with these."""
 
+import dataclasses
+import importlib
 import inspect
 import math
+import pkgutil
 
 import pytest
 
@@ -201,3 +204,14 @@ def test_defaults_of_functions_that_methods_call():
     assert not defaults(linear.LinearProblem.__init__)["exact"]
     assert defaults(affine.AffineProblem.__init__)["shifts"]
     assert {defaults(one)["need_every_class"] for one in (inputs.from_arrays, inputs.from_outputs)} == {True}
+
+
+def test_records_are_not_changed_in_place():
+    """What was fitted is shared by tables, pages and files: nobody may write into it."""
+    found = set()
+    for module in pkgutil.iter_modules(longtail.posthoc.__path__, "longtail.posthoc."):
+        for one in vars(importlib.import_module(module.name)).values():
+            if isinstance(one, type) and dataclasses.is_dataclass(one) and one.__module__ == module.name:
+                found.add(one)
+    assert len(found) > 5
+    assert [one.__name__ for one in found if not one.__dataclass_params__.frozen] == []

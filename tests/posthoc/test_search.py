@@ -246,3 +246,11 @@ def test_rounds_far_from_the_optimum_are_short(excess, memory, length):
     assert length <= search.passes - 1 < length + 3  # the last step may take some passes more
     assert search.passes == len(problem.seen)
     assert search.blocks is None
+
+
+def test_a_solution_prints_its_numbers_and_not_what_it_carries_along():
+    solution = minimise(Bowl([1.0, 0.0]), np.zeros(2))
+    text = repr(solution)
+    assert "converged=True" in text
+    assert "ahead" not in text
+    assert "memory" not in text
