@@ -76,17 +76,19 @@ def read_cifar(name: str, root: Path) -> tuple[MemoryImages, MemoryImages]:
     splits = []
     for split, expected in ((layout.train, 50_000), (layout.test, 10_000)):
         parts = [_read_file(folder / file, layout) for file in split]
-        pixels = np.concatenate([part[0] for part in parts])
         labels = np.concatenate([part[1] for part in parts])
         if len(labels) != expected:
             raise UserError(f"{folder} holds {len(labels)} images where {expected} are expected: a file is cut short")
         if labels.max() >= cifar.classes:
             raise UserError(f"{folder} has label {labels.max()}, outside 0..{cifar.classes - 1}")
+        # Memory of torch: NumPy asks the system for huge pages, which can take it most of a second to find.
+        pixels = torch.empty(expected, ROW, dtype=torch.uint8)
+        np.concatenate([part[0] for part in parts], out=pixels.numpy())
         splits.append(
             MemoryImages(
                 labels=torch.from_numpy(labels.astype(np.int64)),
                 class_names=names,
-                pixels=torch.from_numpy(pixels.reshape(-1, 3, 32, 32)),
+                pixels=pixels.view(-1, 3, 32, 32),
             )
         )
     return splits[0], splits[1]

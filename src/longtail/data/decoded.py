@@ -57,7 +57,7 @@ class StoredImages(Images):
         origin = self.origin.subset(indices)
         return replace(self, labels=origin.labels, origin=origin, rows=self.rows[indices])
 
-    def _samples(self) -> bytes:
+    def _samples(self) -> bytes | memoryview:
         return self.origin._samples()
 
     def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:

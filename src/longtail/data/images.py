@@ -86,7 +86,7 @@ class Images(ABC):
         return found.hexdigest()
 
     @abstractmethod
-    def _samples(self) -> bytes:
+    def _samples(self) -> bytes | memoryview:
         """What identifies the samples: their content, or their paths and sizes."""
 
     def subset(self, indices: np.ndarray) -> Self:
@@ -106,14 +106,14 @@ class MemoryImages(Images):
 
     def subset(self, indices: np.ndarray) -> MemoryImages:
         kept = torch.from_numpy(indices)
-        return replace(self, labels=self.labels[kept], pixels=self.pixels[kept])
+        return replace(self, labels=self.labels[kept], pixels=self.pixels.index_select(0, kept.to(self.pixels.device)))
 
     def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         rows = torch.from_numpy(indices).to(self.pixels.device)
         return self.pixels.index_select(0, rows), np.arange(len(indices))
 
-    def _samples(self) -> bytes:
-        return self.pixels.cpu().contiguous().numpy().tobytes()
+    def _samples(self) -> memoryview:
+        return self.pixels.cpu().contiguous().numpy().data
 
     def to(self, device: torch.device) -> MemoryImages:
         return replace(self, pixels=self.pixels.to(device))

@@ -154,14 +154,14 @@ class Machine:
 def _array(state: tuple[Any, ...]) -> np.ndarray:
     """An array of bytes from the state that NumPy stores: version, shape, type, order, content."""
     match state:
-        case (1, tuple() as shape, Noted(what="type") as kind, (0 | 1) as in_columns, bytes() as content):
+        case (1, tuple() as shape, Noted(what="type") as kind, (0 | 1) as order, bytes() | memoryview() as content):
             if kind.arguments[:1] not in (("u1",), (b"u1",)):
                 raise ValueError(f"an array is of type {kind.arguments[:1]}, not u1")
             if not all(type(extent) is int and extent >= 0 for extent in shape) or len(shape) > 4:
                 raise ValueError("an array has an impossible shape")
             if math.prod(shape) != len(content):
                 raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
-            return np.frombuffer(content, np.uint8).reshape(shape, order="F" if in_columns else "C")
+            return np.frombuffer(content, np.uint8).reshape(shape, order="F" if order else "C")
     raise ValueError("an array is not one of bytes")
 
 
