@@ -17,7 +17,9 @@ from longtail.errors import UserError
 from longtail.recipes import RECIPES
 from longtail.training import journal as journal_module
 from longtail.training import rehearsal
+from longtail.training.checkpoint import load_checkpoint, save_checkpoint
 from longtail.training.journal import Journal
+from longtail.training.loop import Trainer, _require_apart
 from longtail.training.plan import Plan
 from longtail.training.rehearsal import emulates_bfloat16, own_random_numbers, prepare, rehearse
 from longtail.training.step import TrainingStep, take_step
@@ -234,3 +236,75 @@ def test_progress_is_written_once_a_second(tmp_path, monkeypatch):
     now[0] = 500.0
     other.tick(99)  # only the first process writes
     assert int(path.read_text()) == 9
+
+
+def test_the_loss_is_read_every_twenty_steps():
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(step=20),
+        plan=Plan(steps=100, batch_size=1, epoch_images=30, lr=0.1),
+        journal=SimpleNamespace(mean_loss=lambda: 1.23456),
+    )
+    assert Trainer._note(trainer) == "epoch 1/4  loss 1.235"
+    trainer.state.step = 21
+    assert Trainer._note(trainer) == ""
+
+
+def test_a_run_is_not_written_among_its_images(tmp_path):
+    inside = replace(SHORT, data="folder", root=str(tmp_path))
+    with pytest.raises(UserError, match="is inside the images of"):
+        _require_apart(tmp_path / "run", inside)
+    _require_apart(tmp_path.parent / "run", inside)
+    _require_apart(tmp_path / "run", SHORT)  # these images are not in a folder
+    _require_apart(tmp_path / "run", replace(SHORT, data="folder", root=None))
+
+
+def test_a_process_that_cannot_see_the_folder_is_named(tmp_path):
+    journal = journal_of(tmp_path / "run", two(gather=lambda value: [True, False]))
+    with pytest.raises(UserError, match="process 1 cannot see"):
+        journal.require_usable(resume=False, overwrite=False)
+
+
+@pytest.mark.parametrize("kept", [None, "checkpoint.safetensors", "model.safetensors"])
+def test_a_run_that_fails_at_its_beginning_leaves_nothing(tmp_path, kept):
+    """Unless it has a checkpoint or a model."""
+    for name in ("run.json", "metrics.jsonl", *([kept] if kept else [])):
+        (tmp_path / name).write_text("x")
+    journal = journal_of(tmp_path)
+    journal.resuming = True
+    journal.forget_beginning()
+    assert (tmp_path / "run.json").exists()  # a resumed run had its beginning before
+    journal.resuming = False
+    journal.forget_beginning()
+    assert (tmp_path / "run.json").exists() == (tmp_path / "metrics.jsonl").exists() == (kept is not None)
+
+
+def test_only_a_resumed_run_is_finished(tmp_path):
+    (tmp_path / "model.safetensors").write_text("x")
+    journal = journal_of(tmp_path)
+    assert not journal.finished
+    journal.resuming = True
+    assert journal.finished
+    (tmp_path / "model.safetensors").unlink()
+    assert not journal.finished
+
+
+def test_a_checkpoint_holds_what_training_goes_on_from(tmp_path):
+    streams, state, plan = prepare(SHORT, open_splits(SHORT), SINGLE_PROCESS, QUIET)
+    streams.open_images()
+    step = TrainingStep(state.model, state.objective)
+    for batches in streams.batches(0, 2):
+        take_step(step, state, batches, SHORT, plan, SINGLE_PROCESS)
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, state, loss_sums=[1.5, 2.5], loss_steps=3)
+    _, other, _ = prepare(SHORT, open_splits(SHORT), SINGLE_PROCESS, QUIET)
+    header = load_checkpoint(path, other, steps=2)  # the last step of all is one that can be loaded
+    assert (header.step, header.processes, header.loss_sums, header.loss_steps) == (2, 2, [1.5, 2.5], 3)
+    assert other.step == 2
+    for name, value in state.parameters().items():
+        own = other.parameters()[name]
+        assert torch.equal(own, value)
+        assert torch.equal(
+            other.optimizer.state[own]["momentum_buffer"], state.optimizer.state[value]["momentum_buffer"]
+        )
+    with pytest.raises(UserError, match="step 2 of 1 cannot be right"):
+        load_checkpoint(path, other, steps=1)

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +12,7 @@ import longtail
 from longtail.errors import UserError
 from longtail.training.loop import Interrupted
 from longtail.training.stop import StopRequest
+from longtail.training.trackers import CsvTracker, TensorBoardTracker, build_trackers
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, evaluate_every=1, checkpoint_every=2, device="cpu")
 
@@ -71,3 +74,84 @@ def test_an_unknown_tracker_is_named(tmp_path):
     with pytest.raises(UserError, match="unknown tracker 'tensorbord' .did you mean 'tensorboard'"):
         longtail.train(SHORT, tmp_path / "run", trackers=["tensorbord"])
     assert not (tmp_path / "run").exists()
+
+
+def fake_mlflow(calls):
+    """MLflow as far as a tracker uses it."""
+
+    def start_run(run_name=None, run_id=None):
+        calls.append(("start", run_name, run_id))
+        return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+
+    return SimpleNamespace(
+        start_run=start_run,
+        log_params=lambda given: calls.append(("params", given)),
+        log_metrics=lambda values, step: calls.append(("metrics", values, step)),
+        end_run=lambda: calls.append(("end",)),
+    )
+
+
+def test_mlflow_goes_on_with_the_same_run(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setitem(sys.modules, "mlflow", fake_mlflow(calls))
+    for step in (0, 7):
+        (tracker,) = build_trackers(["mlflow"])
+        tracker.start(tmp_path, {"lr": 0.1, "root": None}, step)
+        tracker.log(step + 1, {"train/loss": 2.0})
+        tracker.finish()
+    first = [("start", tmp_path.name, None), ("params", {"lr": 0.1})]
+    assert calls == [
+        *first,
+        ("metrics", {"train/loss": 2.0}, 1),
+        ("end",),
+        ("start", None, "abc"),
+        ("metrics", {"train/loss": 2.0}, 8),
+        ("end",),
+    ]
+    assert (tmp_path / "mlflow-run.txt").read_text() == "abc\n"
+
+
+def test_tensorboard_replaces_what_was_logged_after_the_checkpoint(tmp_path):
+    calls = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            calls.append((folder, purge_step))
+
+        def add_scalar(self, *given):
+            calls.append(given)
+
+        def flush(self):
+            calls.append("flush")
+
+        def close(self):
+            calls.append("close")
+
+    tracker = TensorBoardTracker.__new__(TensorBoardTracker)
+    tracker._kind = Writer
+    tracker.start(tmp_path, {}, 4)
+    tracker.log(5, {"train/loss": 1.0, "train/lr": 0.1})
+    tracker.finish()
+    assert calls[0] == (str(tmp_path / "tensorboard"), 5)
+    assert calls[1:] == [("train/loss", 1.0, 5), ("train/lr", 0.1, 5), "flush", "close"]
+
+
+def test_libraries_that_are_missing_are_named(monkeypatch):
+    for name, module, message in (
+        ("mlflow", "mlflow", "MLflow is not installed: pip install mlflow-skinny"),
+        ("tensorboard", "torch.utils.tensorboard", "TensorBoard is not installed"),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(UserError, match=message):
+            build_trackers([name])
+
+
+def test_a_table_keeps_the_rows_up_to_the_checkpoint(tmp_path):
+    tracker = CsvTracker()
+    tracker.start(tmp_path, {}, 0)
+    for step in (1, 2, 3):
+        tracker.log(step, {"loss": step / 2} if step < 3 else {"loss": 1.5, "more": 9})
+    tracker.start(tmp_path, {}, 2)
+    tracker.log(4, {"loss": 5.0})
+    tracker.finish()
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss,more\n1,0.5,\n2,1.0,\n4,5.0,\n"
