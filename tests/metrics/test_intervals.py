@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from longtail.metrics.intervals import Interval, class_differences, fallen_classes, over_seeds, paired_difference
+from longtail.metrics.intervals import (
+    Interval,
+    _possible,
+    class_differences,
+    fallen_classes,
+    over_seeds,
+    paired_difference,
+)
 
 
 def test_interval_over_seeds_is_students():
@@ -192,3 +199,10 @@ def test_classes_that_fell_are_named_the_deepest_first():
     a_little = before.copy()
     a_little[0] = False  # one image of forty is within the interval
     assert fallen_classes(before, a_little, labels, ("cat", "dog", "owl")) == []
+
+
+def test_a_difference_of_accuracies_ends_at_minus_one_and_one():
+    ended = _possible(Interval(0.5, -1.7, 1.3))
+    assert (ended.value, ended.low, ended.high) == (0.5, -1.0, 1.0)
+    inside = _possible(Interval(0.5, -0.7, None))
+    assert (inside.low, inside.high) == (-0.7, None)
