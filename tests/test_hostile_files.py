@@ -10,18 +10,19 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
 from longtail.backbones.weights import read_weights
-from longtail.config import DataConfig, from_dict, read_toml
+from longtail.config import DATA_NUMBERS, NUMBERS, DataConfig, TrainConfig, from_dict, read_toml
 from longtail.core.reading import MOST_UNPACKED
 from longtail.core.records import read_json
 from longtail.core.tensors import write_tensors
 from longtail.data.csv_files import read_csv
-from longtail.data.images import FileImages
+from longtail.data.images import FileImages, as_paths
 from longtail.data.list_files import read_list
 from longtail.errors import UserError
 from longtail.outputs.readers import read_outputs
@@ -323,3 +324,44 @@ def test_bfloat16_logits_of_ours_are_numbers(tmp_path):
     logits = torch.tensor([[1.5, -2.0], [0.25, 3.0]], dtype=torch.bfloat16)
     write_tensors(path, {"logits": logits, "labels": torch.tensor([0, 1])}, {})
     np.testing.assert_array_equal(read_outputs(path).logits, logits.float())
+
+
+@pytest.mark.parametrize(
+    "text", ["epochs = 0x" + "f" * 9_000, "a" + ".a" * 9_000 + " = 1", "# " + "a" * 70_000, "seed = " + "9" * 5_000]
+)
+def test_settings_of_many_letters(tmp_path, text, refused):
+    """A number that cannot be shown; a name of many parts takes time as the square of its length."""
+    (tmp_path / "a.toml").write_text(text)
+    refused(read_toml, tmp_path / "a.toml")
+
+
+def test_every_setting_that_is_a_number_has_bounds():
+    hints = get_type_hints(TrainConfig)
+    numbers = {
+        name for name, hint in hints.items() if {int, float} & {hint, *get_args(hint)} and get_origin(hint) is not dict
+    }
+    assert numbers == NUMBERS.keys() | DATA_NUMBERS.keys()
+
+
+@pytest.mark.parametrize("names", [["a" * 5_000, "b"], ["a\0b", "b"], ["a\0"]])
+def test_names_that_are_no_paths(names):
+    with pytest.raises(UserError, match="cannot be a path") as error:
+        as_paths(names)
+    assert len(str(error.value)) < 200
+
+
+def test_one_long_path_does_not_make_all_paths_long():
+    """An array of text would take 2 GB."""
+    paths = as_paths(["a" * 4_000, *["b"] * 130_000])
+    assert paths.dtype == object
+    assert paths[[0, 1]].tolist() == ["a" * 4_000, "b"]
+    assert as_paths(["a", "bc"]).dtype.kind == "U"
+
+
+def test_data_that_are_named_twice_are_one_line(tmp_path, capfd):
+    from longtail.cli import main
+
+    (tmp_path / "a.toml").write_text('data = "folder"\n')
+    for words in (["--config", str(tmp_path / "a.toml")], ["--data", "folder"]):
+        assert main(["train", str(tmp_path), "--out", str(tmp_path / "run"), *words]) == 2
+        assert "named twice" in capfd.readouterr().err

@@ -5,6 +5,7 @@ This file imports nothing heavy: `longtail --help` reads it.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -129,6 +130,7 @@ NUMBERS: dict[str, dict[str, float]] = {
     "momentum": {"at_least": 0, "below": 1},
     "weight_decay": {"at_least": 0},
     "warmup_from": {"at_least": 0},
+    "cache_gb": {"at_least": 0},
     **{name: {"at_least": 0} for name in ("workers", "warmup")},
     **{
         name: {"at_least": 1}
@@ -164,7 +166,8 @@ def _check_words(config: DataConfig) -> None:
             raise UserError(f"{name} must be text, not {value!r}")
 
 
-MOST_TOML = 1 << 20  # bytes
+MOST_TOML = 1 << 16  # bytes; a name of many parts (a.a.a…) takes time and memory as the square of its length
+MOST_LINE = 10_000  # characters of a line
 
 # Settings that may differ when a run is resumed: they do not change the result.
 PLACES = ("root", "device", "workers", "cache_gb", "checkpoint_every")
@@ -199,7 +202,12 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file, as `from_dict` takes them."""
     with reading(path, "valid TOML"):
-        return tomllib.loads(read_text(path, "a TOML file", most=MOST_TOML))
+        text = read_text(path, "a TOML file", most=MOST_TOML)
+        if max(map(len, text.splitlines()), default=0) > MOST_LINE:
+            raise UserError(f"{path} has a line of more than {MOST_LINE:,} characters; settings are shorter")
+        found = tomllib.loads(text)
+        json.dumps(found, default=str)  # raises for whole numbers of thousands of digits, which cannot be shown
+        return found
 
 
 def comparable(config: TrainConfig) -> dict[str, Any]:

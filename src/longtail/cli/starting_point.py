@@ -71,6 +71,8 @@ def _start(data: str | None, settings: dict[str, Any], words: list[str], command
     if given(words, "--download"):
         _fetch(own, words)
     if data is not None:
+        if "data" in own:
+            raise UserError(f"the data are named twice, {data!r} and data {str(own['data'])[:80]!r}; name them once")
         root = own.pop("root", None)
         found = look_at(data, root=root, **own)
     else:

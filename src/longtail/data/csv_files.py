@@ -18,7 +18,7 @@ from longtail.config import DataConfig
 from longtail.core.opening import expanded
 from longtail.core.reading import read_text, reading
 from longtail.data.file_names import DELIMITERS, beside, is_image, is_table, one_each, split_of
-from longtail.data.images import FileImages
+from longtail.data.images import FileImages, as_paths
 from longtail.data.labels import from_words
 from longtail.data.splits import ReadSplits
 from longtail.data.table_columns import (
@@ -69,7 +69,7 @@ def _read(
         return f"{path}, line {body[place][0]}"
 
     labels, names = from_words([row[columns.label] for _, row in body], class_names, where)
-    paths = np.array([row[columns.path] for _, row in body])
+    paths = as_paths([row[columns.path] for _, row in body])
     images = FileImages(labels=labels, class_names=names, root=root, paths=paths, skip_broken=skip_broken)
     places = [place for place, name in enumerate(header) if name.lower() == SPLIT_NAME]
     if not places:

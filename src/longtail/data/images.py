@@ -28,6 +28,8 @@ from longtail.data.decode import as_rgb, opened_picture
 from longtail.errors import UserError
 
 NAMED = 5  # broken images in an error
+MOST_PATH = 4096  # characters
+MOST_PATH_BYTES = 1 << 29  # of all paths of a set, if the shortest took as much memory as the longest
 SKIP = "(--skip-broken skips such images)"
 
 
@@ -235,6 +237,18 @@ class FileImages(DecodedImages):
 
     def state(self) -> bytes:
         return json.dumps([file_state(self.path(index)) for index in range(len(self))]).encode()
+
+
+def as_paths(paths: Sequence[str]) -> np.ndarray:
+    """Paths (N,) as an array; no system has a path with a NUL, or of more than `MOST_PATH` characters."""
+    for place, path in enumerate(paths):
+        if "\0" in path or len(path) > MOST_PATH:
+            raise UserError(
+                f"image {place}, {path[:40]!r}…, cannot be a path: it has a NUL or {len(path):,} characters"
+            )
+    # Every entry of an array of text takes as much memory as the longest.
+    longest = max(map(len, paths), default=0)
+    return np.array(paths, object if 4 * longest * len(paths) > MOST_PATH_BYTES else str)
 
 
 def regular_file(path: Path) -> Path:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from longtail.config import DataConfig
@@ -20,7 +19,7 @@ from longtail.core.opening import expanded
 from longtail.core.reading import read_text
 from longtail.data.csv_files import read_csv_splits
 from longtail.data.file_names import IMAGE_SUFFIXES, SPLITS, beside, is_image, is_table, one_each, split_of
-from longtail.data.images import FileImages
+from longtail.data.images import FileImages, as_paths
 from longtail.data.labels import from_numbers, is_whole_number, whole_numbers
 from longtail.data.splits import ReadSplits
 from longtail.errors import UserError
@@ -53,7 +52,7 @@ def read_list(path: Path, root: Path, *, num_classes: int | None = None, skip_br
 
     known = None if num_classes is None else tuple(str(label) for label in range(num_classes))
     labels, names = from_numbers(whole_numbers(words, where), known, where)
-    return FileImages(labels=labels, class_names=names, root=root, paths=np.array(paths), skip_broken=skip_broken)
+    return FileImages(labels=labels, class_names=names, root=root, paths=as_paths(paths), skip_broken=skip_broken)
 
 
 def read_lists(
@@ -104,7 +103,7 @@ def read_folder(root: Path, *, class_names: tuple[str, ...] | None = None, skip_
     if not paths:
         raise UserError(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))})")
     return FileImages(
-        labels=torch.tensor(labels), class_names=names, root=root, paths=np.array(paths), skip_broken=skip_broken
+        labels=torch.tensor(labels), class_names=names, root=root, paths=as_paths(paths), skip_broken=skip_broken
     )
 
 

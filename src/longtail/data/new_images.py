@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from longtail.core.opening import expanded
 from longtail.core.reading import read_text
 from longtail.data.csv_files import paths_of_table
 from longtail.data.file_names import IMAGE_SUFFIXES, is_image, is_table
-from longtail.data.images import FileImages
+from longtail.data.images import FileImages, as_paths
 from longtail.data.parquet_files import paths_of_parquet
 from longtail.errors import UserError
 
@@ -36,7 +35,7 @@ def find_images(
         labels=torch.zeros(len(found), dtype=torch.int64),
         class_names=class_names,
         root=Path(),
-        paths=np.array([str(path) for path in found]),
+        paths=as_paths([str(path) for path in found]),
         skip_broken=skip_broken,
     )
 

@@ -31,6 +31,8 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
     if validation is None and config.validation > 0:
         only_head = config.validation_from == "head"
         kept, held_out = validation_indices(train.labels.numpy(), config.validation, config.seed, only_head=only_head)
+        if not len(held_out):
+            raise UserError(f"every class of {name_of(config)} has one image, so none can be held out: --validation 0")
         train, validation = train.subset(kept), train.subset(held_out)
     if need_every_class:
         _require_every_class(train, name_of(config))

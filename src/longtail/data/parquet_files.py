@@ -17,7 +17,7 @@ from longtail.config import DataConfig
 from longtail.core.opening import expanded
 from longtail.core.reading import reading, require_file
 from longtail.data.file_names import SPLITS, split_of
-from longtail.data.images import DecodedImages, FileImages
+from longtail.data.images import DecodedImages, FileImages, as_paths
 from longtail.data.labels import from_names, from_numbers
 from longtail.data.parquet_images import ParquetImages, pyarrow_parquet
 from longtail.data.parquet_pages import require_plausible
@@ -88,7 +88,7 @@ def _read(
     images: DecodedImages
     if _is_text(schema.field(image).type):
         paths = _words(_cells(files, [image] * len(files)), where, "path")
-        images = FileImages(**kept, root=root or files[0].parent, paths=np.array(paths))
+        images = FileImages(**kept, root=root or files[0].parent, paths=as_paths(paths))
     else:
         images = ParquetImages(**kept, files=tuple(files), column=image, lines=np.arange(len(values)))
     if SPLIT_NAME not in schema.names:
