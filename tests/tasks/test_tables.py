@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import io
 
 import numpy as np
@@ -240,3 +241,9 @@ def test_a_method_on_top_of_another_is_compared_with_it(tmp_path):
     assert rows["marc"].against["lws"].value == pytest.approx(own)
     assert "| vs its stage one |" in markdown(list(rows.values()), "")
     assert "vs its stage one" not in markdown(summarise(make(tmp_path), tmp_path), "")
+
+
+def test_a_row_is_not_changed_in_place(tmp_path):
+    row = summarise(make(tmp_path), tmp_path)[0]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        row.title = "another"
