@@ -58,7 +58,7 @@ ROOMS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--per-room", type=int, default=100)
+    parser.add_argument("--per-room", type=int, nargs="+", default=[100], help="one number, or one for each room")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
@@ -71,14 +71,15 @@ def main() -> None:
     began = time.monotonic()
     ends = [began + 60 * options.minutes * share for share in (5 / 6, 1)]
     drawn, possible = [], {}
-    for room in options.rooms:
+    sizes = options.per_room * (len(options.rooms) if len(options.per_room) == 1 else 1)
+    for room, size in zip(options.rooms, sizes, strict=True):
         everything = [mutant for path in sorted(SOURCE.glob(ROOMS[room][0])) for mutant in mutants_of(path)]
         everything = [mutant for mutant in everything if options.only in _where(mutant)]
         possible[room] = len(everything)
         # Each place has a random number of its own: a larger draw by the same seed contains the smaller one, and a file
         # that changes leaves the draws of the others as they are.
         everything.sort(key=lambda one: random.Random(f"{options.seed} {one.path.name} {one.number}").random())
-        chosen = everything[: options.per_room]
+        chosen = everything[:size]
         drawn += [(room, mutant) for mutant in chosen]
     known = _known(options.outcomes, options.seed)
     todo = [(room, mutant) for room, mutant in drawn if _key(mutant) not in known]
