@@ -235,6 +235,13 @@ def test_pipes_and_folders_are_no_files(tmp_path, name):
         READERS[name](tmp_path / name)
 
 
+@pytest.mark.parametrize("name", READERS)
+def test_links_in_a_circle_are_no_files(tmp_path, name):
+    (tmp_path / name).symlink_to(tmp_path / name)
+    with pytest.raises(UserError, match=r"does not exist|is not a file|Too many levels"):
+        READERS[name](tmp_path / name)
+
+
 COMMANDS = [
     ["train", "digits-lt", "--seed", "-1"],
     ["train", "digits-lt", "--seed", "9" * 39],
