@@ -257,6 +257,19 @@ def test_how_long_it_will_take_is_said_before_it_starts(tmp_path, capsys, monkey
     assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_a_trained_network_is_scored_and_no_time_for_training_it_is_announced(tmp_path, capsys, monkeypatch):
+    first = longtail.compare(SHORT, ["softmax"], tmp_path, seeds=(0,))
+    capsys.readouterr()
+    for path in (tmp_path / "cells").iterdir():
+        path.unlink()
+    monkeypatch.setattr("longtail.tasks.compare.seconds_of", lambda *_: pytest.fail("training is tried"))
+    again = longtail.compare(SHORT, ["softmax", "marc"], tmp_path, seeds=(0,))
+    told = capsys.readouterr().err
+    assert "1 of 2  softmax, seed 0" in told
+    assert "training" not in told
+    assert again[0]["metrics"] == first[0]["metrics"]
+
+
 def test_the_trial_of_a_run_is_that_of_training_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seconds = seconds_of(SHORT, Display(quiet=True))

@@ -66,21 +66,22 @@ def compare(
     waiting = [cell for cell in cells if cell.read() is None]
     display.line(f"{len(cells)} cells (a method with a seed each), {len(cells) - len(waiting)} of them already done")
     # Stage two needs the stage-one models it calibrates, even if they are not in the comparison.
-    trained = {cell.run_folder: cell.stage_one for cell in waiting}
-    first = [cell for cell in trained.values() if cell in waiting or not cell.is_trained]
-    second = [cell for cell in waiting if cell.entry.stage == 2]
+    networks = {cell.run_folder: cell.stage_one for cell in waiting}
+    first = [cell for cell in networks.values() if not cell.is_trained]
+    then = [cell for cell in waiting if cell not in first]
     if first:
         total, seen = images_to_see(config, entries, first), sum(cell.images_seen() for cell in first)
         seconds = expected_seconds(first, display) * (1 - seen / total) / min(jobs, len(first))
-        networks = "1 network" if len(first) == 1 else f"{len(first)} networks"
-        display.line(f"training {networks}: about {clock(seconds)} here; then {len(second)} calibrations")
+        number = "1 network" if len(first) == 1 else f"{len(first)} networks"
+        calibrations = f"then {sum(cell.entry.stage == 2 for cell in then)} calibrations"
+        display.line(f"training {number}: about {clock(seconds)} here; {calibrations}")
         with display.task("training", total, done=seen) as task:
-            task.note = f"then {len(second)} calibrations"
+            task.note = calibrations
             with watched(first, task):
                 _do(first, jobs, display)
-    if second:
-        with display.task("calibrating", len(second), unit="cells") as task:
-            _do(second, jobs, display, task)
+    if then:
+        with display.task("calibrating", len(then), unit="cells") as task:
+            _do(then, jobs, display, task)
     return [result for cell in cells if (result := cell.read()) is not None]
 
 
