@@ -48,7 +48,9 @@ def boundary() -> list[str]:
             value = found and found["scores"]["top1"]["value"]
             cells += [SCORES["top1"].show(value) if value else "", in_paper(recipe, method)]
         lines.append(cells)
-    seeds = [f"{title_of(recipe)}: {how_sure(seeds_of(rows))}" for recipe, rows in known.items()]
+    told: dict[str, list[str]] = {}
+    for recipe, rows in known.items():
+        told.setdefault(how_sure(seeds_of(rows)), []).append(title_of(recipe))
     missing = [title_of(recipe) for recipe in CIFAR if recipe not in known]
     return [
         "## Decision boundary: one network, every method",
@@ -59,7 +61,7 @@ def boundary() -> list[str]:
         "",
         *lines_of(columns, lines),
         "",
-        *(f"- {line}" for line in seeds),
+        *(f"- {', '.join(titles)}: {line}" for line, titles in told.items()),
         *([f"- Not measured yet: {', '.join(missing)}."] if missing else []),
     ]
 
