@@ -22,7 +22,7 @@ from longtail.training.journal import Journal
 from longtail.training.loop import Trainer, _require_apart
 from longtail.training.plan import Plan
 from longtail.training.rehearsal import emulates_bfloat16, own_random_numbers, prepare, rehearse
-from longtail.training.step import TrainingStep, take_step
+from longtail.training.step import TrainingStep, compiled, take_step
 from longtail.training.stop import StopRequest
 from longtail.training.streams import Streams
 
@@ -308,3 +308,23 @@ def test_a_checkpoint_holds_what_training_goes_on_from(tmp_path):
         )
     with pytest.raises(UserError, match="step 2 of 1 cannot be right"):
         load_checkpoint(path, other, steps=1)
+
+
+@pytest.mark.parametrize(("message", "said"), [("no compiler\nand more", "no compiler"), ("", "RuntimeError")])
+def test_why_a_network_is_not_compiled(message, said, monkeypatch):
+    def refuse(model):
+        raise RuntimeError(message)
+
+    lines, model = [], torch.nn.Linear(2, 2)
+    monkeypatch.setattr(torch, "compile", refuse)
+    assert compiled(model, torch.zeros(1, 2), SimpleNamespace(line=lines.append)) is model
+    assert lines == [f"torch.compile does not work here, training continues without it: {said}"]
+
+
+@pytest.mark.parametrize(("count", "launch", "restarted"), [("0", "a", False), ("1", "a", True), ("1", "b", False)])
+def test_a_run_is_restarted_by_the_launch_that_began_it(tmp_path, monkeypatch, count, launch, restarted):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    monkeypatch.setattr(journal_module, "launch_id", lambda: launch)
+    record = SimpleNamespace(record=SimpleNamespace(started_by="a"))
+    monkeypatch.setattr(journal_module, "Run", SimpleNamespace(open=lambda folder: record))
+    assert journal_of(tmp_path)._restarted() is restarted
