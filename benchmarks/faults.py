@@ -31,6 +31,7 @@ from fault_tools import (
     EVALUATE,
     EXTRACT,
     MARC,
+    ON_RUN,
     PACKAGE,
     REPORT,
     TRAIN,
@@ -89,6 +90,9 @@ def on_two(name: str, words: Words, before: tuple[Words, ...] = (), again: Next 
 
 
 ONNX: Words = ("export", "{}/run/marc", "--format", "onnx", "--out", "{}/model.onnx", "--quiet")
+PREDICT: Words = ("predict", *ON_RUN[:1], "{}/../photos/test", *ON_RUN[1:], "--out", "{}/predicted.csv")
+PLOT: Words = ("distribution", "{}/../photos", "--plot", "{}/plot.png", "--quiet")
+FORMULAS: Words = ("reproduce", "table-formulas", "--out", "{}/paper", "--quiet")
 AGAIN = (*MARC, "--options", "gamma", "0.5", "--overwrite")
 CASES = (
     Case("train", TRAIN, again=resume),
@@ -106,6 +110,9 @@ CASES = (
     Case("export to ONNX", ONNX, (TRAIN, MARC), overwrite),
     Case("compare", COMPARE),
     Case("report", REPORT, (TRAIN, MARC)),
+    Case("predict", PREDICT, (TRAIN,), overwrite),
+    Case("distribution", PLOT),
+    Case("reproduce", FORMULAS),
 )
 
 
@@ -317,8 +324,9 @@ NOTES = (
     "random moments. Rows may come from runs at different commits. After each kill all files in place are whole "
     "and belong together; then the documented next command runs, and the folder holds the same bytes as that of "
     "an undisturbed run, without leftovers. Only times of day and durations are left aside. Two processes run "
-    "under torchrun's agent: the named one is killed, and the agent ends the other. When the agent is killed, the"
-    " next command starts at once, while its workers may still live."
+    "under torchrun's agent: the named one is killed, and the agent ends the other. A process without operations on "
+    "files writes nothing: it can only be killed at random moments. When the agent is killed, the next command starts "
+    "at once, while its workers may still live."
 )
 
 if __name__ == "__main__":
