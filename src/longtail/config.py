@@ -73,7 +73,7 @@ class TrainConfig(DataConfig):
     """Images read from files are resized to this side (pixels)."""
     augment: tuple[str, ...] = ()
     """Augmentations in order: crop, small-crop, flip, vertical-flip, rotate, quarter-turn, cutout, autoaugment,
-    jitter, resized-crop. The page on augmentation in the docs shows each."""
+    jitter, resized-crop. The page "Your own folder" of the docs shows each."""
 
     epochs: float | None = None
     """Length of training in passes over the data (or give --iterations)."""

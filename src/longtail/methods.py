@@ -346,6 +346,11 @@ def build_posthoc(
     return estimator(**{**follows, **given})
 
 
+def candidate_title(name: str) -> str:
+    """The title of a method that Auto chooses from."""
+    return "Softmax (unchanged)" if name == "softmax" else POSTHOC_METHODS[name].title
+
+
 def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocMethod, str]:
     """What the table says of a method, and its name; somebody's own class is described by its name alone."""
     from longtail.posthoc.tempered import Tempered

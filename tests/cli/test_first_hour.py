@@ -174,8 +174,12 @@ def test_pictures_arrays_and_paths_are_one_to_python(photos, trained):
     np.testing.assert_allclose(model.predict(arrays[2], progress=False).probabilities[0], expected[2], atol=1e-6)
     with pytest.raises(longtail.UserError, match=r"image 0 is an array .* of float64; give pixels from 0 to 255"):
         model.predict([arrays[0] / 255], progress=False)
+    with pytest.raises(longtail.UserError, match=r"give either paths or pictures, not both: .*png' is a path"):
+        model.predict([pictures[0], files[0]], progress=False)
     with pytest.raises(longtail.UserError, match="no images"):
         model.predict([])
+    assert repr(model) == f"Predictor('{trained}': digits, {len(NAMES)} classes)"
+    assert "calibrated with MARC" in repr(longtail.load(trained / "marc", device="cpu"))
 
 
 def test_new_images_of_a_grey_data_set_may_be_of_any_size_and_colour(tmp_path):
@@ -211,6 +215,7 @@ def test_every_class_is_shown_if_asked(capsys, trained, monkeypatch):
     monkeypatch.setattr("longtail.report.terminal.SHOWN_CLASSES", 2)
     _, out, _ = run(capsys, "evaluate", trained, "--device=cpu", "--workers=0")
     assert "--all shows every class" in out
+    assert " test images " in out  # which images were scored
     assert "│ one " not in out
     _, out, _ = run(capsys, "evaluate", trained, "--device=cpu", "--workers=0", "--all")
     assert all(f"│ {name} " in out for name in NAMES)
@@ -227,6 +232,7 @@ def test_a_report_without_its_extra_is_refused_at_the_start(capsys, trained, tmp
 
 def test_a_diagnosis_prints_sentences(trained):
     outputs = Extractor(longtail.Run.open(trained)).outputs("test")
+    assert repr(outputs).startswith(f"Outputs(test: {len(outputs)} samples, {len(NAMES)} classes; features")
     assert str(longtail.diagnose(outputs)) == longtail.diagnose(outputs).sentences()
 
 

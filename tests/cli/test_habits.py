@@ -38,7 +38,7 @@ GOOD = {
 BAD = {
     "distribution": (["nowhere"], "'nowhere' is not a file, folder or recipe"),
     "train": (["digits-lt"], "missing from longtail train: --out PATH"),
-    "extract": (["run", "--split", "holdout"], "invalid choice 'holdout'"),
+    "extract": (["run", "--split", "holdout"], "--split cannot be 'holdout'; choose from: train, validation, test"),
     "calibrate": (["run", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
     "compare": (["digits-lt", "--out", "x"], "missing from longtail compare: --methods"),
     "reproduce": (["table-cifr", "--out", "x"], "unknown table or figure 'table-cifr' (did you mean 'table-cifar'?)"),
@@ -100,7 +100,9 @@ def test_help_has_examples_and_exit_codes(name, capsys):
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert not stop.value.code
-    text = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    shown = capsys.readouterr().out
+    assert not re.search(rf"longtail {name} .*longtail {name} ", shown)  # a line shows one command
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", shown).split())
     assert f"Examples: longtail {name}" in text
     assert "Exit codes: 0 done, 2 invalid input, 130 interrupted, 143 terminated." in text
     assert "--json" in text

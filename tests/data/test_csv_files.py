@@ -49,6 +49,26 @@ def test_headers_columns_and_labels(photos, text, names, labels):
     assert batch.images.shape == (2, 3, 12, 12)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'id;Label;Image\n7;wren;"a, b.png"\n8;robin;c.png\n',
+        "id;Label;Image\n7;wren;a, b.png\n8;robin;c.png\n",
+        "Label, Latin;path;label\n7;a, b.png;wren\n8;c.png;robin\n",
+        "path\tlabel\na, b.png\twren\nc.png\trobin\n",
+    ],
+)
+def test_cells_may_be_divided_by_semicolons_and_tabs(photos, text):
+    images = read_csv(written(photos, text), photos)
+    assert images.class_names == ("robin", "wren")
+    assert images.paths.tolist() == ["a, b.png", "c.png"]
+
+
+def test_commas_divide_rows_of_unequal_length(photos):
+    images = read_csv(written(photos, "path,label\nc.png,a;b,a note\nd.png,x;y\n"), photos)
+    assert images.class_names == ("a;b", "x;y")
+
+
 def test_tabs(photos):
     images = read_csv(written(photos, "c.png\t1\na, b.png\t0\n", "train.tsv"), photos)
     assert images.paths.tolist() == ["c.png", "a, b.png"]

@@ -25,6 +25,33 @@ def sizes(splits):
     return {name: len(images) for name, images in found.items() if images is not None}
 
 
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("Test-Images", "test"),
+        ("train_set", "train"),
+        ("trainset", "train"),
+        ("Validation data", "validation"),
+        ("images_val", "validation"),
+        ("dataset", None),
+        ("images", None),
+        ("train station", None),
+        ("testament", None),
+        ("", None),
+    ],
+)
+def test_words_around_the_name_of_a_split_do_not_matter(name, split):
+    assert split_of(name) == split
+
+
+def test_a_kind_without_a_place_asks_for_it(tmp_path, capsys):
+    assert main(["train", "--data", "folder", "--out", str(tmp_path / "run")]) == 2
+    assert "where are the images? --data folder needs --root FOLDER" in capsys.readouterr().err
+    assert main(["train", "--data", "csv", "--out", str(tmp_path / "run")]) == 2
+    assert "--data csv needs --root FOLDER or --train-list FILE" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("train", ["train", "Train", "TRAINING"])
 @pytest.mark.parametrize("validation", ["val", "valid", "Validation", "dev"])
 @pytest.mark.parametrize("test", ["test", "Testing"])

@@ -80,6 +80,16 @@ def test_numbers_of_the_page_are_those_of_the_summary(real_summary):
     }
 
 
+def test_scores_on_images_that_a_method_was_fitted_on_are_marked(real_summary, tmp_path):
+    caution = "They are on images that the method was fitted on."
+    text = write_page(real_summary, replace(CONTEXT, caution=caution), tmp_path / "index.html").read_text()
+    assert f"which the network was not trained on. {caution}</p>" in text
+    assert (
+        "which the network was not trained on.</p>"
+        in write_page(real_summary, CONTEXT, tmp_path / "b.html").read_text()
+    )
+
+
 def test_the_page_is_one_file_without_network(page_path):
     text = page_path.read_text()
     assert page_path.stat().st_size < MOST
@@ -153,9 +163,9 @@ def test_the_table_sorts_and_filters(visit, page_path):
     assert [float(text) for text in column(6)] == sorted(changes)
     page.get_by_role("button", name="class", exact=True).click()
     assert column(1) == sorted(column(1))
-    page.get_by_role("button", name="shots").click()
+    page.get_by_role("button", name="group").click()
     assert column(3) == ["many"] * 8 + ["medium"] * 2
-    page.get_by_role("button", name="shots").click()
+    page.get_by_role("button", name="group").click()
     assert column(3) == ["medium"] * 2 + ["many"] * 8
     page.get_by_role("button", name="class", exact=True).click()
     page.fill("#filter", "tru")
@@ -275,6 +285,14 @@ OVERLAPS = """(chart) => {
 }"""
 
 
+# Names beside the confusion matrix that lie over each other.
+STACKED = """() => {
+    const names = [...document.querySelectorAll("#confusion-after .ytick text")];
+    const boxes = names.map((name) => name.getBoundingClientRect()).sort((one, other) => one.top - other.top);
+    return boxes.filter((box, place) => place && boxes[place - 1].bottom > box.top + 3).length;
+}"""
+
+
 @pytest.mark.parametrize("classes", [10, 34, 365, 1000])
 def test_any_number_of_classes_fits_desk_and_phone(visit, tmp_path, classes):
     names = ("species 0 of grass", *(f"species {label}" for label in range(1, classes)))
@@ -288,6 +306,7 @@ def test_any_number_of_classes_fits_desk_and_phone(visit, tmp_path, classes):
             assert count >= min(classes, 10)
             assert covered == 0 or classes <= 10  # few names lie aslant, where boxes overlap and letters do not
             assert page.locator(f"#{chart} .xtick").first.text_content() == names[0]
+        assert page.evaluate(STACKED) == 0
         corner = names[0] + (
             " …" if classes > 50 else ""
         )  # the end of a name is not cut for the mark of merged classes
@@ -304,6 +323,16 @@ def test_any_number_of_classes_fits_desk_and_phone(visit, tmp_path, classes):
         edge = page.locator("#methods").evaluate("table => table.parentElement.getBoundingClientRect().right")
         assert heading["x"] + heading["width"] <= edge  # of many columns this one is seen without scrolling
         assert page.complaints == []
+
+
+def test_bars_of_few_images_are_pale(visit, page_path, real_summary):
+    shares = np.asarray(real_summary.after.reliability[0])
+    page = visit(page_path)
+    drawn = page.evaluate("document.getElementById('reliability-after').data[0].marker.opacity")
+    assert len(drawn) == len(shares)
+    assert np.argmax(drawn) == np.argmax(shares)
+    assert max(drawn) == pytest.approx(1)
+    assert drawn[int(np.argmin(shares))] == pytest.approx(0.15 + 0.85 * np.sqrt(shares.min() / shares.max()), abs=0.02)
 
 
 def test_changes_for_the_worse_and_the_better_are_coloured_on_cards(visit, page_path, tmp_path):

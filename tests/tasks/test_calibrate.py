@@ -15,7 +15,9 @@ from longtail import MARC, DisAlign, Outputs
 from longtail.cli.main import main
 from longtail.core.tensors import read_tensors
 from longtail.errors import UserError
+from longtail.exports.card import model_card
 from longtail.extraction.run import Extractor
+from longtail.methods import POSTHOC_METHODS
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
@@ -389,3 +391,35 @@ def test_mistakes_are_one_line(capsys, tmp_path, words, message):
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert message in error
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_scores_on_images_that_a_method_was_fitted_on_are_marked(capsys, digits_copy):
+    assert main(["calibrate", str(digits_copy), "--device", "cpu"]) == 0
+    assert "higher than on new images" not in capsys.readouterr().err
+    assert main(["calibrate", str(digits_copy), "--method", "halo", "--device", "cpu"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "HALO was fitted or chosen on the validation images: its scores there are higher than on new images" in said
+    assert f"longtail diagnose {digits_copy}" in said
+    described = json.loads((digits_copy / "halo" / "calibration.json").read_text())
+    sizes = longtail.Run.open(digits_copy).split_sizes
+    assert described["fitted_on"]["held_out"] == sizes["validation"]
+    used = {
+        split: json.loads((digits_copy / "halo" / f"before-after-{split}.json").read_text())["used"]
+        for split in ("validation", "test")
+    }
+    assert used == {"validation": True, "test": False}
+    text = model_card(longtail.Run.open(digits_copy / "halo"))
+    assert f"and {sizes['validation']} validation images, which it has not seen" in text
+    assert "fitted or chosen on the validation images" in text
+    assert "fitted or chosen" not in model_card(longtail.Run.open(digits_copy / "marc"))
+
+
+def test_auto_says_what_it_chose_in_the_words_of_diagnose(capsys, digits_copy):
+    assert main(["calibrate", str(digits_copy), "--method", "auto", "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    chosen = json.loads((digits_copy / "auto" / "calibration.json").read_text())["choice_"]
+    title = POSTHOC_METHODS[chosen].title if chosen != "softmax" else ""
+    expected = f"Auto chose {title}" if title else "Auto keeps the model unchanged"
+    assert expected in shown.err
+    for name in ("Softmax (unchanged)", "Logit adjustment", "MARC", "Decouple-cRT", "HALO"):
+        assert name in shown.out

@@ -16,7 +16,7 @@ from longtail.training.defaults import _augment, look_at, recipe_for
 
 
 def test_numbers_of_the_loop():
-    assert (defaults.VALIDATION, defaults.LOOKED_AT) == (0.1, 200)
+    assert (defaults.VALIDATION, defaults.LOOKED_AT, defaults.EVALUATIONS) == (0.1, 200, 15)
     assert (journal.TICK_SECONDS, loop.NOTE_EVERY) == (1.0, 20)
     assert (rehearsal.MOST_STEPS, rehearsal.ENOUGH_SECONDS) == (6, 2.0)
 

@@ -21,6 +21,10 @@ from longtail.distributed.environment import is_main_process
 from longtail.errors import EXIT_CODES, UserError
 
 T = TypeVar("T")
+# tyro: invalid choice 'x' for argument '--split'. Expected one of ('test', 'None')
+CHOICE = re.compile(
+    r"invalid choice '(?P<given>.*)' for argument '(?P<option>.*?)'\. Expected one of \((?P<known>.*?)\)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,9 @@ def _first_sentence(box: str) -> str:
     lines = [line.removeprefix("  ").rstrip() for line in plain[1:]]  # the first is a title
     parts = [list(part) for rule, part in itertools.groupby(lines, _is_rule) if not rule]
     said = parts[0] if parts else ["the options cannot be read"]
+    if choice := CHOICE.search(" ".join(" ".join(said).split())):
+        known = [word.strip("' ") for word in choice["known"].split(",") if word.strip("' ") not in ("", "None")]
+        return f"{choice['option']} cannot be {choice['given']!r}; choose from: {', '.join(known)}"
     if not said[0].endswith(":"):
         return " ".join(" ".join(said).split()).removeprefix("Error parsing settings: ").rstrip(".")
     names = [line.strip() for line in said[1:] if not line.startswith(" " * 8)]

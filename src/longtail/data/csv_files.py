@@ -2,8 +2,9 @@
 
 Labels are numbers 0..K-1 or names; names are numbered in alphabetical order. With a header the
 columns may be in any order (`path` or `image`, `label` or `class`, …, or the names given) and other columns
-are ignored; without one there are two columns. A column `split` (train, validation, test) divides the rows;
-without it held-out images are in files of their own (`train.csv`, `val.csv`, `test.csv`).
+are ignored; without one there are two columns. Cells are divided by commas, semicolons or tabs.
+A column `split` (train, validation, test) divides the rows; without it held-out images are in files of their own
+(`train.csv`, `val.csv`, `test.csv`).
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from longtail.data.table_columns import (
     by_column,
     named_columns,
     split_words,
+    which_columns,
 )
 from longtail.errors import UserError
 
 Row = tuple[int, list[str]]
+DELIMITERS_TRIED = (",", ";", "\t")  # spreadsheets of many countries write semicolons
+LINES_TRIED = 20
 
 
 def read_csv(
@@ -136,13 +140,23 @@ def _rows(path: Path) -> list[Row]:
     """(line number, cells) of every row that is not empty."""
     with reading(path, "a CSV file"):
         lines = read_text(path, "a CSV file").splitlines(keepends=True)
-        reader = csv.reader(lines, delimiter=DELIMITERS.get(path.suffix.lower(), ","))
+        reader = csv.reader(lines, delimiter=_delimiter(lines, DELIMITERS.get(path.suffix.lower(), ",")))
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
         if broken := [number for number, row in rows if any("\0" in cell for cell in row)]:
             raise UserError(f"{path}, line {broken[0]}: it holds a NUL character")
     if not rows:
         raise UserError(f"CSV file {path} is empty")
     return rows
+
+
+def _delimiter(lines: list[str], usual: str) -> str:
+    """What divides the cells: the first that divides each of the first lines into equally many, two or more."""
+    first = [line for line in lines if line.strip()][:LINES_TRIED]
+    for delimiter in (usual, *DELIMITERS_TRIED):
+        sizes = {len(row) for row in csv.reader(first, delimiter=delimiter)}
+        if len(sizes) == 1 and min(sizes) > 1:
+            return delimiter
+    return usual
 
 
 def _columns(rows: list[Row], told: Told, path: Path) -> Columns:
@@ -152,11 +166,7 @@ def _columns(rows: list[Row], told: Told, path: Path) -> Columns:
     if told or (usual and not any(is_image(Path(cell)) for cell in first)):
         return _with_header(first, *named_columns(first, told, path))
     if len(first) != 2:
-        raise UserError(
-            f"{path}: which of its {len(first)} columns hold paths and labels? Its first row: "
-            f"{', '.join(first)[:200]}; a header says it, and --path-column NAME and --label-column NAME "
-            "if its names are unusual"
-        )
+        raise which_columns(path, first)
     column = _path_column(rows)
     # A header with other names: it is not the name of an image, and the next row has one.
     if len(rows) > 1 and not is_image(Path(first[column])) and is_image(Path(rows[1][1][column])):

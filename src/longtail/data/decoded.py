@@ -197,7 +197,8 @@ def _write(
 ) -> None:
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {"pixels": ((total,), np.dtype(np.uint8))}
     shapes |= {name: ((len(images),), np.dtype(np.int64)) for name in ("starts", "heights", "widths")}
-    display.line(f"decoding {len(images):,} images once, {total / 1e6:,.0f} MB in {file}")
+    size = f"{total / 1e6:,.0f} MB" if total >= 1e6 else f"{total / 1e3:,.0f} kB"
+    display.line(f"decoding {len(images):,} images once, {size} in {file}")
     with mapped.create(file, shapes, {"format": FORMAT}) as arrays, display.task("decoding", len(images)) as task:
         row = start = 0
         broken: list[int] = []

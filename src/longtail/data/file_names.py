@@ -16,6 +16,9 @@ SPLIT_NAMES = {
     "test": ("test", "testing"),
 }
 SPLITS = tuple(SPLIT_NAMES)
+# Words that say nothing about a split: Test-Images, train_set, images_val, Validation data.
+FILLER = r"(?:data ?sets?|sets?|images?|imgs?|data|split|samples|photos|pictures)"
+SPLIT_WORD = re.compile(rf"(?:{FILLER}[\s_.-]+)*([a-z]+?)(?:[\s_.-]*{FILLER})*")
 
 
 def is_image(path: Path) -> bool:
@@ -29,12 +32,13 @@ def is_table(path: Path) -> bool:
 
 
 def split_of(name: str) -> str | None:
-    """The split that a name means, in lower or upper case.
+    """The split that a name means, in lower or upper case, also with a word such as "set" or "images".
 
-    >>> split_of("Training"), split_of("val"), split_of("cats")
-    ('train', 'validation', None)
+    >>> split_of("Training"), split_of("val"), split_of("Test-Images"), split_of("cats")
+    ('train', 'validation', 'test', None)
     """
-    return next((split for split, names in SPLIT_NAMES.items() if name.strip().lower() in names), None)
+    word = SPLIT_WORD.fullmatch(name.strip().lower())
+    return next((split for split, names in SPLIT_NAMES.items() if word and word[1] in names), None)
 
 
 def one_each(found: Iterable[tuple[str, Path]], where: Path) -> dict[str, Path]:

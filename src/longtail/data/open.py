@@ -9,7 +9,7 @@ from longtail.core.files import cache_folder
 from longtail.core.opening import expanded
 from longtail.data.images import DecodedImages, Images
 from longtail.data.imbalance import long_tail_counts, long_tail_indices, validation_indices
-from longtail.data.sources import SOURCES, Statistics, find_data, name_of
+from longtail.data.sources import BY_PATH, SOURCES, Statistics, find_data, name_of
 from longtail.data.splits import Splits
 from longtail.errors import UserError, choose
 
@@ -24,7 +24,7 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
     if isinstance(config, str):
         config = find_data(config)
     source = SOURCES[choose("data set", config.data, SOURCES)]
-    root = expanded(config.root) if config.root else cache_folder()
+    root = _root(config)
     read = source.read(config, root)
     train, validation = _cut_tail(read.train, config), read.validation
     whole = train
@@ -47,6 +47,18 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
         places=read.places,
         unused=read.unused,
     )
+
+
+def _root(config: DataConfig) -> Path:
+    """The folder of the data set: as given, that of a file of images, or the folder of known data sets."""
+    if config.root:
+        return expanded(config.root)
+    if config.data not in BY_PATH:
+        return cache_folder()
+    if config.train_list:
+        return expanded(config.train_list).parent
+    file = " or --train-list FILE" if config.data != "folder" else ""
+    raise UserError(f"where are the images? --data {config.data} needs --root FOLDER{file}")
 
 
 def statistics(name: str) -> Statistics:

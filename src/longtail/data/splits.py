@@ -54,7 +54,9 @@ class Splits:
         found: Images | None = getattr(self, name)
         if found is None:
             remedy = "train with --validation 0.1" if name == "validation" else "train with --test-list FILE"
-            raise UserError(f"{self.name} has no {name} split here; {remedy}")
+            others = [split for split in ("validation", "test") if getattr(self, split) is not None]
+            instead = f", or name another with --split: {', '.join(others)}" if others else ""
+            raise UserError(f"{self.name} has no {name} split here; {remedy}{instead}")
         return found
 
     def found(self) -> str:

@@ -60,6 +60,8 @@ def named_columns(
         known = path if label is None else label
         assert known is not None
         path, label = (known, 1 - known) if label is None else (1 - known, known)
+    if path is None and label is None:
+        raise which_columns(file, header)
     if path is None:
         raise UserError(f"{file} has no column {path_names[0]!r}; {_say('--path-column', header)}")
     if label is None:
@@ -67,6 +69,14 @@ def named_columns(
     if path == label:
         raise UserError(f"{file}: paths and labels cannot both be in the column {header[path]!r}")
     return path, label
+
+
+def which_columns(file: Path, first: Sequence[str]) -> UserError:
+    """The error about a table whose columns have unusual names, or that has no header; `first` is its first row."""
+    return UserError(
+        f"{file}: which of its {len(first)} columns hold paths and labels? Its first row: {', '.join(first)[:200]}; "
+        "name them with --path-column NAME --label-column NAME, or call them path and label in a header"
+    )
 
 
 def _say(option: str, header: Sequence[str]) -> str:

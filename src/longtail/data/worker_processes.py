@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,17 @@ from longtail.core.signals import terminations
 from longtail.errors import UserError
 
 GRACE_SECONDS = 120  # that a worker lives on after SIGTERM
+
+
+@contextmanager
+def quiet_about_workers() -> Iterator[None]:
+    """Without torch's warning about more workers than cores, which are useful when files are slow to read.
+
+    torch gives it when a loader is made, where a user's own loader is warned about once, and whenever one is read.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        yield
 
 
 def in_order_of(
@@ -28,9 +40,7 @@ def in_order_of(
 
     `work` returns a `UserError` as a value, which is raised here: raised in a worker it would come back as a traceback.
     """
-    with warnings.catch_warnings():
-        # More workers than cores can be useful when files are slow to read.
-        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+    with quiet_about_workers():
         loader = DataLoader(
             work,
             batch_size=None,
@@ -40,7 +50,9 @@ def in_order_of(
             collate_fn=collate,
             worker_init_fn=_outlive_signals,
         )
-    for result in loader:
+    with quiet_about_workers():
+        results = iter(loader)
+    for result in results:
         if isinstance(result, UserError):
             raise result
         yield result

@@ -12,7 +12,7 @@ from longtail.core.files import replacing_folder, write_json, write_text
 from longtail.core.records import read_json
 from longtail.core.text import markdown_text
 from longtail.data.open import image_side, statistics
-from longtail.methods import TRAIN_METHODS
+from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
@@ -85,16 +85,22 @@ def _method(run: Run) -> str:
         described, numbers = read_calibration(run.folder, model=run.model_identity)
         known = {name: value for name, value in {**described.settings, **described.chosen}.items() if value is not None}
         settings = markdown_text(", ".join(f"{name} {value}" for name, value in known.items()))
-        split = markdown_text(described.fitted_on.split)
-        seen = "which the network was trained on" if described.fitted_on.seen else "which the network has not seen"
         paper = f" ({markdown_text(described.paper)})" if described.paper else ""
         text += (
             f"\n\nStage two: {markdown_text(described.title)}{paper}; {settings}. Fitted on "
-            f"{described.fitted_on.samples} outputs of the {split} split, {seen}; the backbone is that of stage one."
+            f"{markdown_text(described.fitted_on.in_words())}; the backbone is that of stage one."
         )
+        if choice := numbers.get("choice_"):
+            text += f" It chose {_title(str(choice))}."
         if "held_out_" in numbers:
             text += f" Images the network has not seen: {markdown_text(str(numbers['held_out_']))}."
     return text
+
+
+def _title(name: str) -> str:
+    """The title of the method that Auto chose."""
+    known = POSTHOC_METHODS.get(name)
+    return f"`{name}`" if known is None else markdown_text(known.title)
 
 
 def _scores(run: Run) -> str:
@@ -108,7 +114,17 @@ def _scores(run: Run) -> str:
         f"Per cent, but {plain}. Classes with more than {MANY} training images are many-shot, with fewer than {FEW} "
         "few-shot."
     )
-    return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}{_price(run)}"
+    return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}{_optimism(run)}{_price(run)}"
+
+
+def _optimism(run: Run) -> str:
+    """Which scores are higher than on new images."""
+    both = _both(run, "validation")
+    if both is None or not both.used:
+        return ""
+    return (
+        " The calibration was fitted or chosen on the validation images: its score there is higher than on new images."
+    )
 
 
 def _price(run: Run) -> str:

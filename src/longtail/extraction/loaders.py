@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from longtail.backbones.inference import BATCH
 from longtail.core.random_state import random_state_kept
 from longtail.data.counts import training_labels
+from longtail.data.worker_processes import quiet_about_workers
 from longtail.errors import UserError
 
 MANY_TIMES = 20  # a sampler that draws more than so many times the data set is taken for endless
@@ -54,7 +55,21 @@ def as_batches(loader: Any) -> Iterable[Any]:
         return DataLoader(loader, BATCH)
     if not isinstance(loader, Iterable) or isinstance(loader, str | Mapping | torch.Tensor):
         raise UserError(f"a {type(loader).__name__} gives no batches; pass a DataLoader or a list of batches")
-    return loader
+    return _Read(loader) if isinstance(loader, DataLoader) else loader
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The batches of a loader; torch has warned about its workers when it was made, and does not when it is read."""
+
+    loader: DataLoader[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        with quiet_about_workers():
+            return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
 
 
 def order_of(loader: Any) -> Order:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from longtail.backbones.inference import BATCH
 from longtail.data.counts import dataset_labels
 from longtail.data.imbalance import Few
+from longtail.data.worker_processes import quiet_about_workers
 from longtail.errors import UserError
 
 WITHOUT = "pass a data set with its labels in .targets, or a DataLoader of one, or images_per_class='all'"
@@ -34,15 +35,16 @@ def only(loader: Any, rows: np.ndarray) -> DataLoader[Any]:
     chosen: Subset[Any] = Subset(data.with_format("torch") if hasattr(data, "with_format") else data, rows.tolist())
     if not isinstance(loader, DataLoader):
         return DataLoader(chosen, BATCH)
-    return DataLoader(
-        chosen,
-        loader.batch_size or BATCH,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-    )
+    with quiet_about_workers():
+        return DataLoader(
+            chosen,
+            loader.batch_size or BATCH,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+        )
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,12 @@ class Outputs:
             if value is not None and len(value) != len(self.labels):
                 raise UserError(f"outputs have {len(self.labels)} labels but {len(value)} rows of {name}")
 
+    def __repr__(self) -> str:
+        """What they are in one line; the arrays may be larger than memory."""
+        held = [name for name in ("features", "logits", "head_weight") if getattr(self, name) is not None]
+        classes = len(self.class_counts)
+        return f"Outputs({self.split}: {len(self):,} samples, {classes:,} classes; {', '.join(held)})"
+
     def __len__(self) -> int:
         return len(self.labels)
 

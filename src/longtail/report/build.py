@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,11 @@ def report_run(
             checkpoint_row(other, run, split, root, workers, display) for other in ((run, *rest) if rest else ())
         ],
         read_image=lambda index: picture(images, index),
+        caution=f"They are {facts['scores']}." if "scores" in facts else "",
     )
     display.line(f"about {facts['calibration']}")
+    if "scores" in facts:
+        display.line(f"scores are {facts['scores']}; longtail diagnose {shlex.quote(str(run.folder))} corrects for it")
     return write_report(train, opened.held_out, opened.validation, opened.after, context, out, display)
 
 
@@ -92,7 +96,7 @@ def opened_run(run: Run, *, root: str | None, workers: int, display: Display) ->
 
 def _fitted_marc(train: Outputs, held_out: Outputs, validation: Outputs | None) -> tuple[Calibrated, dict[str, str]]:
     facts = {
-        "calibration": f"MARC, fitted for this report on {len(train)} {train.split} images ({_seen_as(train.views)})"
+        "calibration": f"MARC, fitted for this report on {len(train):,} {train.split} images ({_seen_as(train.views)})"
     }
     return fitted(MARC(), "MARC", "marc", train, held_out, validation), facts
 
@@ -105,16 +109,20 @@ def _seen_as(views: int) -> str:
 def _stored(folder: Path, held_out: Outputs) -> tuple[Calibrated, dict[str, str]]:
     """The calibration in a folder, applied to the held-out features by its own head."""
     run = Run.open(folder)
-    described, _ = read_calibration(folder, model=run.model_identity)
+    described, numbers = read_calibration(folder, model=run.model_identity)
     head = saved_head(run.load_model())
     with torch.no_grad():
         logits = head(torch.from_numpy(np.array(held_out.features)).float()).numpy()
     chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
+    if choice := POSTHOC_METHODS.get(str(numbers.get("choice_"))):
+        chosen = f"it chose {choice.title}"
     where = described.fitted_on
     facts = {
-        "calibration": f"{described.title}{f' ({chosen})' if chosen else ''} in {folder}, fitted on {where.samples} "
-        f"{where.split} images ({_seen_as(where.views)}), which the network has {'' if where.seen else 'not '}seen"
+        "calibration": f"{described.title}{f' ({chosen})' if chosen else ''} in {folder}, fitted on {where.in_words()} "
+        f"({_seen_as(where.views)})"
     }
+    if held_out.split == "validation" and (where.held_out or where.split == "validation"):
+        facts["scores"] = "on the validation images that the method was fitted or chosen on: higher than on new images"
     return Calibrated(described.title, described.method, logits, described.parameters), facts
 
 

@@ -14,7 +14,9 @@ from longtail.tasks.class_distribution import ClassDistribution
 def imbalance_text(found: ClassDistribution) -> str:
     """The imbalance factor, or how many classes have no image."""
     empty = int((found.class_counts == 0).sum())
-    return f"imbalance factor {found.imbalance:.1f}" if found.imbalance else f"{empty:,} classes without an image"
+    if found.imbalance:
+        return f"imbalance factor {found.imbalance:.1f}"
+    return "1 class without an image" if empty == 1 else f"{empty:,} classes without an image"
 
 
 def write_plot(found: ClassDistribution, path: Path) -> Path:

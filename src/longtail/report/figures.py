@@ -211,7 +211,9 @@ def reliability_diagrams(summary: Summary) -> Figure:
     for axes, state, color in zip(panels, (summary.before, summary.after), (BEFORE, AFTER), strict=True):
         share, confidence, accuracy = state.reliability
         axes.plot([0, 1], [0, 1], color=COUNTS, zorder=0)
-        axes.bar(confidence, accuracy, width=0.9 / len(share), color=color, alpha=0.85)
+        # Bars of few images are pale, because their height says little.
+        strengths = 0.15 + 0.7 * np.sqrt(share / max(float(share.max()), 1e-9))
+        axes.bar(confidence, accuracy, width=0.9 / len(share), color=[(color, strength) for strength in strengths])
         ece, score = state.metrics.ece, SCORES["ece"]
         axes.set_title(f"{state.title}: {score.heading} {score.show(ece)}" if ece is not None else state.title)
         axes.set_xlabel("confidence")

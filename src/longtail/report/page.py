@@ -38,6 +38,7 @@ class Context:
         facts: lines at the end of the page.
         checkpoints: rows (stage-one data, before, after) when several models were calibrated.
         read_image: returns the image of a held-out sample, if there are images.
+        caution: sentence about the scores, if they are not those on new images.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Context:
     facts: dict[str, str] = field(default_factory=dict)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     read_image: ReadImage | None = None
+    caution: str = ""
 
 
 def write_page(summary: Summary, context: Context, path: Path) -> Path:
@@ -56,6 +58,7 @@ def write_page(summary: Summary, context: Context, path: Path) -> Path:
         title=context.title,
         method=summary.after.title,
         split=summary.split,
+        caution=context.caution,
         advice=_advice(summary),
         worst=shown["worst"],
         new=shown["new"],

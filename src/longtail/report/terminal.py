@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from longtail.core.text import percent
+from longtail.methods import candidate_title
 from longtail.metrics.intervals import Fallen, Interval
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import MAIN_SCORES, SCORES, SHOTS
@@ -29,10 +30,10 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def metrics_table(
-    metrics: Metrics, class_names: list[str], class_counts: np.ndarray, *, every_class: bool = False
+    metrics: Metrics, class_names: list[str], class_counts: np.ndarray, *, split: str = "", every_class: bool = False
 ) -> Group:
     """The scores, then the classes from head to tail (of many, only the first and last, unless `every_class`)."""
-    overall = comparison_table(f"{metrics.samples} images", {"": metrics})
+    overall = comparison_table(" ".join(f"{metrics.samples:,} {split} images".split()), {"value": metrics})
     return Group(overall, _class_table(metrics, class_names, class_counts, every_class))
 
 
@@ -76,14 +77,16 @@ ARROW = (
 def trial_table(trial: Trial) -> Table:
     """The candidates that a method was chosen from."""
     table = Table("method", title="chosen by the log-likelihood of held-out samples at the target prior")
-    for heading in ("log-likelihood", "minus the model as it is", "standard error"):
+    for heading in ("log-likelihood", "minus the unchanged model", "standard error"):
         table.add_column(heading, justify="right")
     table.caption = ARROW
     chosen = trial.chosen
     for candidate in trial.candidates:
         mark = " ←" if candidate is chosen else ""
         gain, error = trial.difference(candidate, trial.candidates[0])
-        table.add_row(candidate.name + mark, f"{trial.mean(candidate):.4f}", f"{gain:+.4f}", f"{error:.4f}")
+        table.add_row(
+            candidate_title(candidate.name) + mark, f"{trial.mean(candidate):.4f}", f"{gain:+.4f}", f"{error:.4f}"
+        )
     return table
 
 
@@ -91,7 +94,7 @@ def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndar
     ends = len(class_counts) > SHOWN_CLASSES and not every_class
     caption = "--all shows every class" if ends else None
     table = Table("class", title="classes, head to tail", caption=caption)
-    for name in ("training images", "shots", "accuracy", "F1"):
+    for name in ("training images", "group", "accuracy", "F1"):
         table.add_column(name, justify="right")
     shots = shot_names(class_counts)
     order = np.argsort(-class_counts, kind="stable")
@@ -101,7 +104,7 @@ def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndar
             table.add_row("…", "…", "…", "…", "…")
             continue
         scores = percent(metrics.per_class[label]), percent(metrics.f1_per_class[label])
-        table.add_row(escape(class_names[label]), str(class_counts[label]), shots[label], *scores)
+        table.add_row(escape(class_names[label]), f"{class_counts[label]:,}", shots[label], *scores)
     return table
 
 

@@ -26,7 +26,7 @@ from longtail.runs.folder import Run
 
 NOTHING = np.zeros(0)  # no random numbers
 SHOWN = 20  # images that are printed
-UPRIGHT = "turn upright as its EXIF data say"
+UPRIGHT = "turn each picture upright, as its EXIF data say"
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,12 @@ class Predictor:
         self.network = folded(run.load_model().to(self.device))
         self.transform = preprocessing(run)
 
+    def __repr__(self) -> str:
+        how = f", calibrated with {self.run.calibration.title}" if self.run.calibration else ""
+        return (
+            f"Predictor({str(self.run.folder)!r}: {self.run.config.backbone}, {len(self.class_names):,} classes{how})"
+        )
+
     @property
     def class_names(self) -> list[str]:
         return self.run.class_names
@@ -168,6 +174,8 @@ class Predictor:
         names = tuple(self.class_names)
         if all(isinstance(one, str | Path) for one in several):
             return find_images(several, names, root=root, skip_broken=skip_broken), self.transform
+        if path := next((one for one in several if isinstance(one, str | Path)), None):
+            raise UserError(f"give either paths or pictures, not both: {str(path)!r} is a path, other images are not")
         decode = self.transform.decode
         assert decode is not None
         squares = [as_array(decode(_picture(one, place), NOTHING)) for place, one in enumerate(several)]

@@ -21,6 +21,7 @@ from longtail.tasks.calibration import (
     KIND,
     OWN_FILES,
     Comparison,
+    FittedOn,
     compare_outputs,
     require_free,
     write_calibration,
@@ -56,7 +57,7 @@ def calibrate_files(
     with replacing_folder(out, OWN_FILES, KIND) as folder:
         for outputs in held_out:
             calibrated = np.asarray(method.transform(outputs))
-            scores.append(compare_outputs(outputs, calibrated))
+            scores.append(compare_outputs(outputs, calibrated, method))
             written = Outputs(outputs.labels, outputs.class_counts, logits=calibrated, split=outputs.split)
             written.save(folder / f"{outputs.split}{CALIBRATED}")
         if train.head_weight is not None:
@@ -64,5 +65,6 @@ def calibrate_files(
             head = method.head(linear_layer(torch.from_numpy(train.head_weight).float(), bias))
             write_tensors(folder / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})
         write_scores(folder, scores, None)
-        write_calibration(folder, method, known, name, fitted_on, None)
+        origin = FittedOn.of(fitted_on, validation if method.needs_validation else None)
+        write_calibration(folder, method, known, name, origin, None, fitted_on.class_names)
     return scores

@@ -14,7 +14,6 @@ from longtail.extraction.run import Extractor
 from longtail.methods import PostHocMethod, describe_posthoc
 from longtail.networks.head import guess_head, head_of, with_head
 from longtail.networks.saved_heads import SAVED_HEADS
-from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
 from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run, write_model
@@ -23,6 +22,7 @@ from longtail.tasks.calibration import (
     KIND,
     OWN_FILES,
     Comparison,
+    FittedOn,
     compare_outputs,
     require_free,
     write_calibration,
@@ -84,9 +84,12 @@ def calibrate_run(
         warn_if_all_is_known(method, train)
     scores: list[Comparison] = []
     if world.is_main:
-        scores = [compare_outputs(outputs, np.asarray(method.transform(outputs))) for outputs in held_out.values()]
-        fitted_on = train or validation
-        assert fitted_on is not None
+        scores = [
+            compare_outputs(outputs, np.asarray(method.transform(outputs)), method) for outputs in held_out.values()
+        ]
+        outputs = train or validation
+        assert outputs is not None
+        fitted_on = FittedOn.of(outputs, validation if method.needs_validation else None)
         with replacing_folder(folder, OWN_FILES, KIND) as temporary:
             _write(temporary, extractor, method, known, name, fitted_on, scores)
     world.barrier()
@@ -99,7 +102,7 @@ def _write(
     method: PostHoc,
     known: PostHocMethod,
     name: str,
-    fitted_on: Outputs,
+    fitted_on: FittedOn,
     scores: list[Comparison],
 ) -> None:
     run, model = extractor.run, extractor.model.cpu()
@@ -111,7 +114,7 @@ def _write(
             "(PostHoc.fold), or use longtail.calibrate and save the model yourself"
         )
     identity = write_model(folder / MODEL_FILE, calibrated, {"calibrated_from": run.model_identity})
-    write_calibration(folder, method, known, name, fitted_on, identity)
+    write_calibration(folder, method, known, name, fitted_on, identity, run.class_names)
     write_scores(folder, scores, identity)
     origin = CalibrationRecord(name, known.title, kind, str(run.folder), run.model_identity)
     write_json(folder / RUN_FILE, replace(run.record, calibration=origin).to_dict())

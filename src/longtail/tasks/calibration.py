@@ -10,6 +10,7 @@ The folder is written under a temporary name and then renamed, so its files alwa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,26 @@ class FittedOn:
     images_per_class: int | None = None
     """At most so many images of each class; None: all of them."""
     images_seed: int | None = None
+    held_out: int | None = None
+    """Validation samples that the fit or the choice of a setting also used; None: it used none."""
 
     @classmethod
-    def of(cls, outputs: Outputs) -> FittedOn:
+    def of(cls, outputs: Outputs, held_out: Outputs | None = None) -> FittedOn:
         seen = outputs.split == "train"
         chosen = (outputs.images_per_class, outputs.images_seed)
-        return cls(outputs.split, seen, outputs.views, len(outputs), outputs.model, outputs.digest, *chosen)
+        also = None if held_out is None or held_out is outputs else len(held_out)
+        return cls(outputs.split, seen, outputs.views, len(outputs), outputs.model, outputs.digest, *chosen, also)
+
+    def in_words(self) -> str:
+        """The outputs, and whether the network has seen their images.
+
+        >>> FittedOn("train", True, 1, 6487, None, None, held_out=726).in_words()
+        '6,487 train images, which the network has seen, and 726 validation images, which it has not seen'
+        """
+        text = f"{self.samples:,} {self.split} images, which the network has {'' if self.seen else 'not '}seen"
+        return (
+            text if self.held_out is None else f"{text}, and {self.held_out:,} validation images, which it has not seen"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,27 +93,32 @@ class CalibrationFile:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Scores of one split before and after, and the classes that fell by more than their interval."""
+    """Scores of one split before and after, and the classes that fell by more than their interval.
+
+    `used`: the method was fitted or chosen on these samples, so the scores after are higher than on new samples.
+    """
 
     split: str
     before: Metrics
     after: Metrics
     fallen: list[Fallen]
+    used: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        fallen = [asdict(one) for one in self.fallen]
-        return {"split": self.split, "before": self.before.to_dict(), "after": self.after.to_dict(), "fallen": fallen}
+        scores = {"before": self.before.to_dict(), "after": self.after.to_dict()}
+        return {"split": self.split, **scores, "fallen": [asdict(one) for one in self.fallen], "used": self.used}
 
 
-def compare_outputs(outputs: Outputs, calibrated: np.ndarray) -> Comparison:
-    """Score outputs as they are and calibrated, (N, K)."""
+def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | None = None) -> Comparison:
+    """Score outputs as they are and calibrated by a method, (N, K)."""
     counts, labels = outputs.counts_for_groups, outputs.labels
     stored = (chunk.numpy() for _, chunk in outputs.rows().chunks())
     before = predictions_of(stored, labels)
     after = predictions_of((calibrated[rows] for rows in outputs.rows().slices()), labels)
     fallen = fallen_classes(before.classes == labels, after.classes == labels, labels, outputs.names)
     old, new = (score_predictions(predictions, labels, counts) for predictions in (before, after))
-    return Comparison(outputs.split, old, new, fallen)
+    used = method is not None and method.needs_validation and outputs.split == "validation"
+    return Comparison(outputs.split, old, new, fallen, used)
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:
@@ -109,7 +129,13 @@ def require_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def write_calibration(
-    folder: Path, method: PostHoc, known: PostHocMethod, name: str, fitted_on: Outputs, model: str | None
+    folder: Path,
+    method: PostHoc,
+    known: PostHocMethod,
+    name: str,
+    fitted_on: FittedOn,
+    model: str | None,
+    class_names: Sequence[str],
 ) -> None:
     """Write the fitted numbers and the formula, readable without this library."""
     described = CalibrationFile(
@@ -119,9 +145,9 @@ def write_calibration(
         settings=_plain(method.get_params(deep=False)),
         chosen=method.chosen_,
         parameters=getattr(method, "n_parameters_", None),
-        fitted_on=FittedOn.of(fitted_on),
+        fitted_on=fitted_on,
         result=vars(method.result_),
-        class_names=list(fitted_on.class_names),
+        class_names=list(class_names),
         model=model,
     )
     fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
@@ -160,6 +186,7 @@ class ScoresFile:
     before: dict[str, Any]
     after: dict[str, Any]
     fallen: list[Fallen] = field(default_factory=list)
+    used: bool = False
 
 
 def read_scores(path: Path, model: str) -> ScoresFile | None:

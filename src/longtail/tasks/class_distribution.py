@@ -24,10 +24,9 @@ class ClassDistribution:
     Args:
         name: of the data set.
         class_names: K names.
-        class_counts: (K,) training images per class.
+        class_counts: (K,) training images per class, with those that training holds out for validation. The same
+            counts decide everywhere which classes are many-, medium- or few-shot.
         images: number of images in each split.
-        group_counts: (K,) training images per class before validation images were held out; they decide which
-            classes are many-, medium- or few-shot. None if they equal `class_counts`.
         found: where the images were found, in one sentence.
         missing: image files that do not exist, although the counts include them.
     """
@@ -36,13 +35,8 @@ class ClassDistribution:
     class_names: tuple[str, ...]
     class_counts: np.ndarray
     images: dict[str, int]
-    group_counts: np.ndarray | None = None
     found: str = ""
     missing: int = 0
-
-    @property
-    def _for_groups(self) -> np.ndarray:
-        return self.class_counts if self.group_counts is None else self.group_counts
 
     @property
     def order(self) -> np.ndarray:
@@ -67,11 +61,11 @@ class ClassDistribution:
     @property
     def shots(self) -> list[str]:
         """The group of each class: many, medium or few."""
-        return shot_names(self._for_groups)
+        return shot_names(self.class_counts)
 
     def group(self, name: str) -> tuple[int, int]:
         """Classes and images of a group."""
-        mask = shot_groups(self._for_groups)[name]
+        mask = shot_groups(self.class_counts)[name]
         return int(mask.sum()), int(self.class_counts[mask].sum())
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,18 +108,18 @@ def distribution(
         label_column: column of the labels in a CSV or Parquet file, if its name is unusual.
 
     >>> distribution("digits-lt").class_counts.tolist()
-    [103, 70, 48, 32, 23, 15, 10, 7, 4, 2]
+    [114, 78, 53, 36, 25, 17, 11, 8, 5, 3]
     """
     config = replace(find_data(str(data), root), path_column=path_column, label_column=label_column)
     splits = open_splits(config, need_every_class=False)
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
     name = str(data) if str(data) in RECIPES else splits.name
-    counts, before = splits.train.class_counts.numpy(), splits.group_counts.numpy()
+    counts = splits.group_counts.numpy()
     missing = _missing(splits)
     found = splits.found()
     if missing:
         found += f"\n{len(missing):,} of these images do not exist; the first is {missing[0]}"
-    return ClassDistribution(name, splits.train.class_names, counts, sizes, before, found, len(missing))
+    return ClassDistribution(name, splits.train.class_names, counts, sizes, found, len(missing))
 
 
 def _missing(splits: Splits) -> list[Path]:

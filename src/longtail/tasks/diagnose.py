@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from longtail.errors import UserError
-from longtail.methods import POSTHOC_METHODS
+from longtail.methods import POSTHOC_METHODS, candidate_title
 from longtail.metrics.intervals import Fallen, Interval, fallen_classes, paired_difference
 from longtail.metrics.scores import Metrics
 from longtail.metrics.state import State, describe_state
@@ -36,7 +36,7 @@ class Tried:
 
     @property
     def title(self) -> str:
-        return "Softmax (unchanged)" if self.name == "softmax" else POSTHOC_METHODS[self.name].title
+        return candidate_title(self.name)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from longtail.errors import UserError
 from longtail.recipes import RECIPES
 
 VALIDATION = 0.1
+EVALUATIONS = 15  # lines about validation images that a training of the chosen length prints
 LOOKED_AT = 200  # images whose headers are read
 # Largest median side, side that images are resized to, and networks: (minimum number of images, name).
 SIZES: tuple[tuple[float, int, tuple[tuple[int, str], ...]], ...] = (
@@ -97,6 +98,7 @@ def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any)
         # A pretrained network needs small steps, and fewer of them.
         chosen |= {"backbone": backbone_of(Path(weights)) or backbone, "lr": 0.01}
         chosen["epochs"] = float(max(round(chosen["epochs"] / 3), 5))
+    chosen["evaluate_every"] = max(round(chosen["epochs"] / EVALUATIONS), 1)
     chosen["warmup"] = -(-images // chosen["batch_size"])  # one epoch
     base = TrainConfig(**{**vars(where), **chosen})
     return Found(splits, from_dict(settings, base), side, grey)

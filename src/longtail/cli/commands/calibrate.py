@@ -169,24 +169,45 @@ def _calibrate_file(options: Calibrate) -> int:
     return 0
 
 
+def _unbiased(options: Calibrate) -> str:
+    """What shows the gain on new images, where a run is calibrated."""
+    return f"; longtail diagnose {shlex.quote(str(options.source))} corrects for it" if options.source.is_dir() else ""
+
+
+def _choice(name: str) -> str:
+    """What `auto` chose, in one sentence."""
+    from longtail.methods import POSTHOC_METHODS
+
+    if name == "softmax":
+        return "Auto keeps the model unchanged: no method is clearly better on the held-out samples"
+    return f"Auto chose {POSTHOC_METHODS[name].title}"
+
+
 def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
+    from longtail.methods import describe_posthoc
     from longtail.posthoc import HALO, Auto, Tempered
     from longtail.report.terminal import comparison_table, fallen_text, trial_table
 
-    display = options.display()
+    display, title = options.display(), describe_posthoc(method, options.method)[0].title
     for score in scores:
-        display.table(comparison_table(score.split, {"before": score.before, options.method: score.after}))
+        display.table(comparison_table(score.split, {"before": score.before, title: score.after}))
+        if score.used:
+            display.line(
+                f"{title} was fitted or chosen on the {score.split} images: its scores there are higher than on new "
+                f"images{_unbiased(options)}"
+            )
         if score.fallen:
             display.line(f"{score.split}: recognised less often than before: {fallen_text(score.fallen)}")
     inner = method.method if isinstance(method, Tempered) else method
     if isinstance(inner, Auto):
         display.table(trial_table(inner.trial_))
+        display.line(_choice(inner.choice_))
     if isinstance(inner, HALO):
         display.line(f"fitted on {inner.held_out_}")
     result = method.result_
     state = "solved" if result.converged else "NOT solved"
     chosen = "".join(f", {name} {value:g}" for name, value in method.chosen_.items())
-    display.line(f"{options.method}{chosen}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
+    display.line(f"{title}{chosen}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
     files = "" if options.source.is_dir() else f" ({', '.join(sorted(path.name for path in folder.glob('[!.]*')))})"
     display.line(f"written: {folder}{files}")
     rows = {score.split: {"before": score.before.to_dict(), "after": score.after.to_dict()} for score in scores}

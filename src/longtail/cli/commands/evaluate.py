@@ -56,7 +56,15 @@ def main(arguments: list[str]) -> int:
         workers=options.workers,
         display=display,
     )
-    display.table(metrics_table(metrics, run.class_names, run.group_counts, every_class=options.all))
+    display.table(
+        metrics_table(
+            metrics,
+            run.class_names,
+            run.group_counts,
+            split=path.stem.removeprefix("metrics-"),
+            every_class=options.all,
+        )
+    )
     display.line(f"written: {path}")
     options.print_json(metrics.to_dict())
     return 0

@@ -19,8 +19,8 @@ ANY_RECIPE = "digits-lt"  # to read the options that are not of a recipe
 
 HELP = f"""Reproduce a table or figure of the paper: train, calibrate, and write it next to the paper's numbers.
 
-longtail reproduce NAME --out FOLDER [OPTIONS]
-longtail reproduce                               lists the names, and the data each needs
+  longtail reproduce NAME --out FOLDER [OPTIONS]
+  longtail reproduce                  lists the names, and the data each needs
 
 Names: {", ".join(ITEMS)}.
 

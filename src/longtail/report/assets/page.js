@@ -153,14 +153,17 @@ function drawConfusion(id, title, values) {
   }], {
     title: { text: title, font: { size: 13 } }, hovermode: "closest", margin: { l: 30, r: 10, t: 40, b: 30 },
     xaxis: { ...axis("taken for, head → tail", fits ? byId(id).clientWidth - 180 : 0), autotickangles: [0, -90] },
-    yaxis: { ...axis("true class, head → tail", byId(id).clientHeight - 140), autorange: "reversed" },
+    yaxis: { ...axis("true class, head → tail", byId(id).clientHeight - (fits ? 180 : 140)), autorange: "reversed" },
   });
 }
+
+// Bars of few images are pale, because their height says little.
+const strengths = (shares) => shares.map((share) => 0.15 + 0.85 * Math.sqrt(share / Math.max(...shares, 1e-9)));
 
 function drawReliability(id, state) {
   draw(id, [
     { type: "bar", x: state.reliability.confidence, y: state.reliability.accuracy, width: 0.055, name: "accuracy",
-      marker: { color: color(state === before ? "before" : "after") }, customdata: state.reliability.share,
+      marker: { color: color(state === before ? "before" : "after"), opacity: strengths(state.reliability.share) }, customdata: state.reliability.share,
       hovertemplate: "confidence %{x:.2f}: right %{y:.2f} of the time, %{customdata} % of images<extra></extra>" },
     { type: "scatter", mode: "lines", x: [0, 1], y: [0, 1], line: { color: color("quiet"), dash: "dot" }, hoverinfo: "skip", showlegend: false },
   ], { title: { text: `${state.title}: ECE ${shown(state.scores.ece)}`, font: { size: 13 } }, showlegend: false, hovermode: "closest",
@@ -263,7 +266,7 @@ function drawPairs(id) {
 const SHOTS = ["few", "medium", "many"];
 // Title, value and, where it is not the value, what to sort by.
 const COLUMNS = [
-  ["class", (p) => classes.names[p]], ["training images", (p) => classes.counts[p]], ["shots", (p) => classes.shots[p], (p) => SHOTS.indexOf(classes.shots[p])],
+  ["class", (p) => classes.names[p]], ["training images", (p) => classes.counts[p]], ["group", (p) => classes.shots[p], (p) => SHOTS.indexOf(classes.shots[p])],
   ["before", (p) => before.accuracy[p]], ["after", (p) => after.accuracy[p]], ["change", (p) => data.changes.value[p]],
   ["F1 before", (p) => before.f1[p]], ["F1 after", (p) => after.f1[p]],
 ];
