@@ -4,6 +4,7 @@ A ResNet-32 of CIFAR-10-LT 100: training images (one augmented view, 12,406 feat
 network), held-out images (half of the test images, balanced) and test images (the other half). Each entry below is a
 function; its body is what a user writes, and its lines are counted. Torch-uncertainty and netcal are measured where
 they are installed, for example in a folder of their own (`pip install --target FOLDER …`, then `PYTHONPATH=FOLDER`).
+They import torchvision; where it is not built for this torch, its operators are declared as the tests do.
 
 Processor time of fit and prediction, the fastest of some turns in which all entries alternate, relative to MARC.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import runpy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import torch
-from common import processor_seconds, write_results
+from common import HERE, processor_seconds, write_results
 from images_per_class import real
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.linear_model import LogisticRegression
@@ -158,6 +160,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of other libraries: what they give is shown
+    _declared = (
+        runpy.run_path(str(HERE.parent / "tests" / "torchvision_operators.py")) if find_spec("torchvision") else {}
+    )
     data = three_sets()
     installed = [entry for entry, needs in ENTRIES.items() if needs is None or find_spec(needs)]
     shares = {entry: entry(data) for entry in installed}
