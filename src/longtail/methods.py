@@ -57,6 +57,7 @@ class TrainMethod:
         samplers: one stream of images each; a step draws a full batch of each. Two streams of one name
             show the same images, augmented differently.
         needs: what it asks for beyond images and labels.
+        balances: whether its loss adds the training prior to the logits, so that these are right for equal classes.
     """
 
     title: str
@@ -66,6 +67,7 @@ class TrainMethod:
     model: Callable[..., nn.Module] = plain_classifier
     samplers: tuple[str, ...] = ("instance",)
     needs: str = ""
+    balances: bool = False
 
     def build(self, backbone: nn.Module, class_counts: Tensor, options: dict[str, str]) -> tuple[nn.Module, Objective]:
         """The network and its objective; each option goes to whichever of the two takes it."""
@@ -171,6 +173,7 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         "loss",
         "Hong et al., Disentangling Label Distribution for Long-Tailed Visual Recognition, CVPR 2021",
         of_loss(LADE),
+        balances=True,
     ),
     "equalization": TrainMethod(
         "Equalization",
@@ -183,6 +186,7 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         "loss",
         "Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS 2020",
         of_loss(BalancedSoftmax),
+        balances=True,
     ),
     "seesaw": TrainMethod(
         "Seesaw",
@@ -195,6 +199,7 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
         "loss",
         "Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021",
         of_loss(LogitAdjusted),
+        balances=True,
     ),
     "bbn": TrainMethod(
         "BBN",
@@ -319,11 +324,17 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
 
 
 def build_posthoc(
-    name: str, options: dict[str, str], *, data: str | None = None, train_images: int | None = None
+    name: str,
+    options: dict[str, str],
+    *,
+    data: str | None = None,
+    train_images: int | None = None,
+    trained_by: str | None = None,
 ) -> PostHoc:
     """A post-hoc method by name, with options given as text.
 
     Settings that are not among the options are those of the data set's stage two, if `data` is one that has it.
+    HALO is told if the network was `trained_by` a method whose logits are right for equal classes.
 
     >>> build_posthoc("marc", {"gamma": "0.9"})
     MARC(gamma=0.9)
@@ -332,6 +343,8 @@ def build_posthoc(
     """
     estimator = POSTHOC_METHODS[choose("method", name, POSTHOC_METHODS)].estimator
     given = parse_options(options, estimator.__init__)
+    if trained_by and TRAIN_METHODS[trained_by].balances and name == "halo":
+        given = {"model_prior": "uniform", **given}
     stage = STAGE_TWO.get(data or "")
     if stage is None or train_images is None:
         return estimator(**given)

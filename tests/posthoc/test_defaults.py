@@ -21,8 +21,10 @@ from longtail.posthoc import (
     heads,
     held,
     inputs,
+    likelihood,
     linear,
     marc,
+    model_prior,
     scaling,
     selection,
     solver,
@@ -67,7 +69,7 @@ DEFAULTS = {
         "divide_by": "batch",
     },
     "LogitAdjustment": {"tau": 1.0},
-    "HALO": {"target_prior": "uniform", "held_out": "validation", "tolerance": 1e-3, "seed": 0},
+    "HALO": {"target_prior": "uniform", "held_out": "validation", "model_prior": "auto", "tolerance": 1e-3, "seed": 0},
     "Auto": {"target_prior": "uniform", "seed": 0},
     "TemperatureScaling": {"tolerance": 1e-6, "max_iter": 200},
     "VectorScaling": {**PASSES, "ridge": 1e-6},
@@ -136,7 +138,7 @@ def test_defaults_of_the_ways_to_solve():
 # Numbers that were chosen or measured once: a change of one changes results, or what they cost, and is meant.
 CONSTANTS = {
     affine: {"SMALL_PROBLEM": 1 << 22, "PART": 4, "FEWEST": 3, "REFERENCE_CLASSES": 10},
-    candidates: {"FOLDS": 5, "TEMPERATURES": (0.05, 20.0), "SURE": 2.0},
+    candidates: {"FOLDS": 5, "SURE": 2.0},
     class_statistics: {"SHRINKAGE": 0.1},
     cross_fit: {
         "FEWEST": 3,
@@ -155,8 +157,10 @@ CONSTANTS = {
     halo: {"NAMED": 5, "REMEMBERED": 1 << 28, "ENOUGH": 500, "FEW": 50, "NOTHING": 1e-6},
     held: {"BLOCK": 1 << 17},
     heads: {"WEIGHT_RIDGE": 0.01, "BIAS_RIDGE": 1e-4},
+    likelihood: {"TEMPERATURES": (0.05, 20.0)},
     linear: {"SMALL_PROBLEM": 1 << 22, "SINGLE_PRECISION": 1e-5},
     marc: {"RELEASE_WARMUP": 800, "ENOUGH_IMAGES": 800, "FEWEST_IMAGES": 50, "COARSE": 4, "ROUGH": 3e-4},
+    model_prior: {"LOOKED_AT": 1 << 20, "CLEAR": 1.0, "TRAINED": (0.75, 10.0)},
     scaling: {"HOTTEST": 1000.0},
     selection: {"NEIGHBOURS": 5},
     solver: {

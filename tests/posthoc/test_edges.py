@@ -134,7 +134,7 @@ def test_halo_on_logits_alone_has_a_number_for_each_name():
     assert list(fitted.numbers_) == ["model", "prior"]
     assert fitted.n_parameters_ == 2
     assert not fitted.log_norms_.any()
-    normed = HALO().fit(LOGITS, LABELS, weight_norms=NORMS, validation=(HELD, LABELS))
+    normed = HALO(model_prior="train").fit(LOGITS, LABELS, weight_norms=NORMS, validation=(HELD, LABELS))
     assert list(normed.numbers_) == ["model", "prior", "norms"]
     assert normed.n_parameters_ == 3
     log = np.log(NORMS)
@@ -148,7 +148,7 @@ def test_halo_on_logits_alone_has_a_number_for_each_name():
 
 
 def test_halo_mixes_differences_from_the_models_own_logits():
-    fitted = HALO().fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))
+    fitted = HALO(model_prior="train").fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))
     numbers, inputs = fitted.numbers_, torch.from_numpy(FEATURES).double()
     scores = {name: head.scores(inputs).numpy() for name, head in fitted.heads_.items()}
     mixed = numbers["model"] * LOGITS + sum(numbers[name] * (scores[name] - LOGITS) for name in scores)
@@ -170,7 +170,7 @@ def test_heads_of_the_stack_are_as_wide_as_the_logits():
 def test_missing_classes_are_named():
     labels = np.array([0] * 6 + [1] * 4)
     fitted = HALO().fit(LOGITS, LABELS, validation=(HELD[:10], labels))
-    few = "few: the numbers stay near those usual for networks"
+    few = "few: the numbers, and so the confidence, stay near those usual for networks"
     assert fitted.held_out_ == f"logits alone; 10 held-out samples ({few}), none of class 2, 3"
     assert fitted.missing_.tolist() == [2, 3]
     with pytest.raises(UserError, match="held-out samples are of 1 class; HALO needs two classes"):

@@ -161,7 +161,8 @@ def test_few_held_out_samples_are_said():
     logits = [2 * np.eye(2)[y] + rng.normal(size=(50, 2)) for _ in range(2)]
     assert HALO().fit(logits[0], y, validation=(logits[1], y)).held_out_ == "logits alone; 50 held-out samples"
     few = HALO().fit(logits[0], y, validation=(logits[1][1:], y[1:]))
-    assert few.held_out_ == "logits alone; 49 held-out samples (few: the numbers stay near those usual for networks)"
+    usual = "few: the numbers, and so the confidence, stay near those usual for networks"
+    assert few.held_out_ == f"logits alone; 49 held-out samples ({usual})"
 
 
 def test_numbers_that_overflow_are_no_answer():

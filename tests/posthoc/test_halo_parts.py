@@ -72,7 +72,7 @@ def test_what_is_said_of_held_out_samples():
         made._describe("logits alone", number, data)
         return made.held_out_
 
-    few = " (few: the numbers stay near those usual for networks)"
+    few = " (few: the numbers, and so the confidence, stay near those usual for networks)"
     assert said(50, 0) == "logits alone"
     assert said(49, 0) == f"logits alone{few}"
     assert said(60, 5) == "logits alone, none of class 0, 1, 2, 3, 4"

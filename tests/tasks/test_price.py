@@ -78,6 +78,11 @@ def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
     assert "fitted on a stack of heads;" in printed.err + printed.out
     origin = json.loads((digits_copy / "halo" / "run.json").read_text())["calibration"]
     assert origin["run"] == str(digits_copy)
+    assert "right for equal classes" not in printed.err + printed.out
+    told = ["--method", "halo", "--options", "model-prior", "uniform", "--overwrite"]
+    assert main(["calibrate", str(digits_copy), *told]) == 0
+    assert "right for equal classes already, so the training prior is added" in capsys.readouterr().err
+    assert json.loads((digits_copy / "halo" / "calibration.json").read_text())["model_prior_"] == "uniform"
     # A target prior by class, in either spelling.
     names = json.loads((digits_copy / "run.json").read_text())["data"]["class_names"]
     prior = digits_copy.parent / "prior.csv"

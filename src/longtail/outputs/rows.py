@@ -22,7 +22,7 @@ class LogitRows:
         logits: (N, K) array or tensor of any float or integer type; may be memory-mapped.
         features: (N, D), instead of logits.
         weight: (K, D) of the head, with features.
-        bias: (K,) of the head, with features.
+        bias: (K,) of the head, with features; or added to the logits.
         chosen: (N,) rows of these arrays to use; all if omitted.
     """
 
@@ -44,8 +44,15 @@ class LogitRows:
         """Some of the rows, by their numbers; nothing is copied, and rows are read when they are needed."""
         places = chosen if self._chosen is None else self._chosen[chosen]
         if self._weight is None:
-            return LogitRows(self._rows, chosen=places)
+            return LogitRows(self._rows, bias=self._bias, chosen=places)
         return LogitRows(features=self._rows, weight=self._weight, bias=self._bias, chosen=places)
+
+    def plus(self, offset: Tensor) -> LogitRows:
+        """The same logits with an offset (K,) added."""
+        bias = offset.float() if self._bias is None else self._bias + offset.float()
+        if self._weight is None:
+            return LogitRows(self._rows, bias=bias, chosen=self._chosen)
+        return LogitRows(features=self._rows, weight=self._weight, bias=bias, chosen=self._chosen)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,13 +65,14 @@ class LogitRows:
         assert self._rows is not None
         chunk = writable(self._rows[rows if self._chosen is None else self._chosen[rows]]).to(torch.float32)
         if self._weight is None:
-            return chunk
+            return chunk if self._bias is None else chunk + self._bias
         return torch.nn.functional.linear(chunk, self._weight, self._bias)
 
     @property
     def stored(self) -> LogitRows:
         """The array that is read: the logits themselves, or the features they are computed from."""
-        return self if self._weight is None else LogitRows(self._rows, chosen=self._chosen)
+        plain = self._weight is None and self._bias is None
+        return self if plain else LogitRows(self._rows, chosen=self._chosen)
 
     def of_labels(self, rows: slice, labels: Tensor) -> Tensor:
         """The logit of each row's own class, (B,) float64; from features this costs no pass over all classes."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from longtail.errors import UserError
@@ -24,6 +23,7 @@ from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.halo import HALO, WAYS
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.likelihood import best_scale, log_likelihood
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.marc import MARC
 from longtail.posthoc.result import FitResult
@@ -31,7 +31,6 @@ from longtail.posthoc.target_prior import log_target, shifted
 from longtail.posthoc.unseen import require_unseen
 
 FOLDS = 5
-TEMPERATURES = (0.05, 20.0)
 SURE = 2.0  # standard errors by which a method must be better than the unchanged model
 
 
@@ -228,22 +227,5 @@ def _scored(
     for fold in np.unique(folds):
         left, kept = known & (folds == fold), known & (folds != fold)
         scale = best_scale(columns[kept], codes[kept], offset, weights[kept]) if kept.any() else 1.0
-        likelihood[left] = _likelihood(columns[left], codes[left], offset, scale).numpy()
+        likelihood[left] = log_likelihood(columns[left], codes[left], offset, scale).numpy()
     return Candidate(name, method, shift, likelihood, hits)
-
-
-def _likelihood(scores: Tensor, codes: Tensor, offset: Tensor, scale: float) -> Tensor:
-    """(B,) log-likelihood of scores times a scale, at the prior of the offset."""
-    return (scale * scores + offset).log_softmax(1).gather(1, codes.unsqueeze(1)).squeeze(1)
-
-
-def best_scale(scores: Tensor, codes: Tensor, offset: Tensor, weights: np.ndarray) -> float:
-    """The inverse temperature of the greatest likelihood."""
-    weight = torch.from_numpy(weights)
-
-    def loss(log_scale: float) -> float:
-        return -float(weight @ _likelihood(scores, codes, offset, float(np.exp(log_scale))))
-
-    cold, hot = TEMPERATURES
-    found = minimize_scalar(loss, bounds=(-np.log(hot), -np.log(cold)), method="bounded", options={"xatol": 1e-3})
-    return float(np.exp(found.x))

@@ -9,7 +9,8 @@ eta is the model's own head, LDA and Q are heads on its features (see `heads`), 
 z the standardised log norms of the class vectors. The fit is a posterior at the prior pi^(1/2); the
 last two terms move it to a target prior q: uniform for balanced recognition, pi for recognition as in
 training, any other for a deployment's own classes. All of it is linear in the features: it folds into
-one `nn.Linear`. Where only logits are known, A, c and v are fitted.
+one `nn.Linear`. Where only logits are known, A, c and v are fitted. Where the model's own logits are
+right for equal classes (balanced softmax and its relatives), eta is these logits plus log pi.
 
 Our own method; the measurements stand in docs/results/halo.
 """
@@ -40,6 +41,7 @@ from longtail.posthoc.heads import balanced_head, lda_head, spread
 from longtail.posthoc.held import BLOCK, Held, sample_weights
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.linear import SINGLE_PRECISION, LinearHead, ManyHeads
+from longtail.posthoc.model_prior import ModelPrior, find_model_prior
 from longtail.posthoc.result import FitResult
 from longtail.posthoc.stack import LARGEST, SMALLEST, Stack
 from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
@@ -69,12 +71,15 @@ class HALO(PostHoc):
         held_out: "validation": the numbers are fitted on the held-out outputs given as `validation`. "cross-fit":
             for a frozen backbone that was not trained on these images (a linear probe): the heads are fitted anew in
             folds, and the numbers on the samples each fold left out. Only you can know that; it is never assumed.
+        model_prior: class frequencies that the model's own logits are right for: "train" (trained by cross-entropy on
+            images as they come), "uniform" (balanced softmax, logit-adjusted or re-weighted training, logits that
+            were adjusted before), or "auto": the one that explains the training outputs better.
         tolerance: largest entry of the gradient of the balanced head at the end, relative to the start.
         seed: decides the folds.
 
     Fitted attributes: `numbers_` (by name), `heads_` (the stack, empty where only logits are known), `log_prior_`
     (K,), `log_target_` (K,), `log_norms_` (K,) standardised, `held_out_` (where unseen samples came from), `missing_`
-    (classes without an unseen sample), `result_`.
+    (classes without an unseen sample), `model_prior_` ("train" or "uniform"), `result_`.
 
     >>> rng = np.random.default_rng(0)
     >>> y = np.repeat([0, 1], [90, 10])
@@ -91,16 +96,19 @@ class HALO(PostHoc):
         target_prior: Any = "uniform",
         *,
         held_out: Literal["validation", "cross-fit"] = "validation",
+        model_prior: Literal["auto", "train", "uniform"] = "auto",
         tolerance: float = 1e-3,
         seed: int = 0,
     ) -> None:
         self.target_prior = target_prior
         self.held_out = held_out
+        self.model_prior = model_prior
         self.tolerance = tolerance
         self.seed = seed
 
     def check_settings(self) -> None:
         choose("held_out", self.held_out, ("validation", "cross-fit"))
+        choose("model_prior", self.model_prior, ("auto", "train", "uniform"))
         number("tolerance", self.tolerance, above=0)
         whole_number("seed", self.seed, at_least=0)
         check_target_prior(self.target_prior)
@@ -116,18 +124,24 @@ class HALO(PostHoc):
         norms = np.log(data.weight_norms)
         self.log_norms_ = (norms - norms.mean()) / norms.std() if np.ptp(norms) > 1e-9 else np.zeros(len(norms))
         self.heads_: dict[str, LinearHead] = {}
-        if self.held_out == "cross-fit":
-            self._cross_fit(data)
+        if self.held_out == "validation":
+            if validation is None:
+                raise UserError(f"HALO is fitted on images that the network has not seen, but there are none: {WAYS}")
+            require_unseen(data, validation)
+        self.model_prior_: ModelPrior = find_model_prior(data) if self.model_prior == "auto" else self.model_prior
+        if validation is None or self.held_out == "cross-fit":
+            self._cross_fit(self._as_usual(data))
             return
-        if validation is None:
-            raise UserError(f"HALO is fitted on images that the network has not seen, but there are none: {WAYS}")
-        require_unseen(data, validation)
         if data.features is not None and validation.features is not None:
-            self.heads_ = self._stack(data, data.features)
+            self.heads_ = self._stack(self._as_usual(data), data.features)
         self._fit_numbers(self.mixture(data, validation))
         kind = "a stack of heads" if self.heads_ else "logits alone"
         number = len(validation.labels)
         self._describe(f"{kind}; {number} held-out samples", number, data)
+
+    def _as_usual(self, data: FitData) -> FitData:
+        """Samples with logits that are right for the training prior, as those of most models are."""
+        return data.plus(self.log_prior_) if self.model_prior_ == "uniform" else data
 
     def _cross_fit(self, data: FitData) -> None:
         features = require_features(data.features, self)
@@ -145,7 +159,8 @@ class HALO(PostHoc):
         return stack_heads(data, features, statistics, self.tolerance)
 
     def _describe(self, way: str, number: int, data: FitData) -> None:
-        way = way if number >= FEW else f"{way} (few: the numbers stay near those usual for networks)"
+        if number < FEW:
+            way = f"{way} (few: the numbers, and so the confidence, stay near those usual for networks)"
         self.held_out_ = way
         if len(self.missing_):
             names = [data.class_names[c] for c in self.missing_[:NAMED]]
@@ -154,7 +169,8 @@ class HALO(PostHoc):
 
     def mixture(self, train: FitData, held_out: FitData) -> Stack:
         """The problem of mixing the fitted heads on held-out samples."""
-        return self._problem(partial(_model_scores, held_out, self.heads_), held_out.labels.numpy(), train)
+        scores = partial(_model_scores, self._as_usual(held_out), self.heads_)
+        return self._problem(scores, held_out.labels.numpy(), train)
 
     def _fit_numbers(self, problem: Stack) -> None:
         solution = problem.solve(exact=self._exact)
@@ -219,7 +235,8 @@ class HALO(PostHoc):
     def _shift(self) -> np.ndarray:
         """(K,) the shift that is added to the mixed scores."""
         numbers = self.numbers_
-        shift = (numbers["prior"] - 0.5) * self.log_prior_ + numbers.get("norms", 0.0) * self.log_norms_
+        own = self._own_factor if self.model_prior_ == "uniform" else 0.0
+        shift = (own + numbers["prior"] - 0.5) * self.log_prior_ + numbers.get("norms", 0.0) * self.log_norms_
         return np.asarray(shift + self.log_target_)
 
     @property

@@ -72,6 +72,10 @@ class FitData:
         rows, labels = LogitRows(self.rows.read(chosen)), self.labels[torch.from_numpy(chosen)]
         return replace(self, rows=rows, labels=labels, features=features)
 
+    def plus(self, offset: np.ndarray) -> FitData:
+        """The same samples with an offset (K,) added to their logits."""
+        return replace(self, rows=self.rows.plus(torch.from_numpy(offset)))
+
     @cached_property
     def seen_counts(self) -> np.ndarray:
         """(K,) samples per class of the given set."""

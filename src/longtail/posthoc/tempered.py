@@ -16,10 +16,10 @@ from torch import Tensor
 
 from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.candidates import best_scale
 from longtail.posthoc.halo import WAYS
 from longtail.posthoc.held import sample_weights
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.likelihood import best_scale
 
 
 class Tempered(PostHoc):

@@ -207,7 +207,9 @@ def _lack(folder: Path) -> str:
 
 def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
     """A post-hoc method with the stage-two settings for the data of a run."""
-    return build_posthoc(name, options, data=run.config.data, train_images=run.split_sizes["train"])
+    config = run.config
+    known = {"data": config.data, "trained_by": None if config.sampler else config.method}  # a sampler changes both
+    return build_posthoc(name, options, train_images=run.split_sizes["train"], **known)
 
 
 def write_model(path: Path, model: nn.Module, header: dict[str, object]) -> str:

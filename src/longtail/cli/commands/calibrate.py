@@ -202,8 +202,14 @@ def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder:
     if isinstance(inner, Auto):
         display.table(trial_table(inner.trial_))
         display.line(_choice(inner.choice_))
+        inner = inner.method_
     if isinstance(inner, HALO):
         display.line(f"fitted on {inner.held_out_}")
+        if inner.model_prior_ == "uniform":
+            display.line(
+                "the model's own logits are right for equal classes already, so the training prior is added to them "
+                "first (--options model-prior train if they are not)"
+            )
     result = method.result_
     state = "solved" if result.converged else "NOT solved"
     chosen = "".join(f", {name} {value:g}" for name, value in method.chosen_.items())
