@@ -11,8 +11,7 @@ from longtail.errors import UserError
 from longtail.posthoc import MatrixScaling, PlattScaling, VectorScaling, crt, heads, marc
 from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.cross_fit import cross_fit
-from longtail.posthoc.halo import stack_heads
-from longtail.posthoc.heads import spread
+from longtail.posthoc.heads import spread, stack_heads
 from longtail.posthoc.held import like_training
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.linear import SMALL_PROBLEM, LinearHead, LinearProblem

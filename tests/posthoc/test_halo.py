@@ -10,7 +10,7 @@ from longtail import CRT, HALO, MARC, LogitAdjustment, Outputs, evaluate_logits
 from longtail.errors import UserError
 from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.cross_fit import cross_fit, head_of_loss, mean_loss
-from longtail.posthoc.halo import stack_heads
+from longtail.posthoc.heads import stack_heads
 from longtail.posthoc.held import like_training, sample_weights
 from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.stack import PRIORS

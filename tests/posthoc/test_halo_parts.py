@@ -11,9 +11,9 @@ from longtail.posthoc import halo
 from longtail.posthoc.candidates import Candidate, Trial, Unchanged
 from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.cross_fit import Fold
-from longtail.posthoc.halo import _fold_scores, _model_scores, _parts, stack_heads
-from longtail.posthoc.heads import spread
+from longtail.posthoc.heads import spread, stack_heads
 from longtail.posthoc.held import BLOCK
+from longtail.posthoc.held_scores import fold_scores, model_scores, parts
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.linear import LinearHead
 
@@ -22,15 +22,15 @@ from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, outputs
 
 @pytest.mark.parametrize(("classes", "size"), [(10, 2048), (100, BLOCK // 100), (8142, 256)])
 def test_samples_are_scored_some_at_a_time(classes, size):
-    parts = list(_parts(3, 3 + 2 * size + 1, classes))
-    assert parts == [slice(3, 3 + size), slice(3 + size, 3 + 2 * size), slice(3 + 2 * size, 4 + 2 * size)]
+    made = list(parts(3, 3 + 2 * size + 1, classes))
+    assert made == [slice(3, 3 + size), slice(3 + size, 3 + 2 * size), slice(3 + 2 * size, 4 + 2 * size)]
 
 
 @pytest.mark.parametrize("features", [None, FEATURES])
 def test_scores_are_those_of_the_model_and_of_the_heads(features):
     data = from_arrays(LOGITS, LABELS, features=features)
     heads = {name: LinearHead(RNG.normal(size=(4, 3)), RNG.normal(size=4)) for name in ("lda", "balanced")}
-    ((rows, read),) = _model_scores(data, heads if features is not None else {})
+    ((rows, read),) = model_scores(data, heads if features is not None else {})
     assert rows == slice(0, 19)
     expected = [LOGITS] + [FEATURES @ head.weight.T + head.bias for head in heads.values() if features is not None]
     np.testing.assert_allclose(read(torch.float64), np.stack(expected).transpose(0, 2, 1), rtol=1e-5, atol=1e-6)
@@ -43,7 +43,7 @@ def test_samples_of_a_fold_are_scored_by_its_heads():
 
     folds = [Fold(np.arange(5, 9), head(), {"lda": head()}), Fold(np.arange(2), head(), {"lda": head()})]
     data = from_arrays(LOGITS, LABELS, features=FEATURES)
-    found = list(_fold_scores(folds, from_arrays(FEATURES, np.arange(19) % 3).rows, data.world))
+    found = list(fold_scores(folds, from_arrays(FEATURES, np.arange(19) % 3).rows, data.world))
     assert [rows for rows, _ in found] == [slice(0, 4), slice(4, 6)]  # one after the other
     for fold, (_, read) in zip(folds, found, strict=True):
         for head_of, scores in zip((fold.own, fold.heads["lda"]), read(torch.float64), strict=True):

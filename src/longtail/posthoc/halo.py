@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -29,18 +29,18 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from longtail.distributed.world import World
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
-from longtail.posthoc.cross_fit import Fold, cross_fit
+from longtail.posthoc.class_statistics import class_statistics
+from longtail.posthoc.cross_fit import cross_fit
 from longtail.posthoc.crt import require_features
-from longtail.posthoc.heads import balanced_head, lda_head, spread
-from longtail.posthoc.held import BLOCK, Held, sample_weights
+from longtail.posthoc.heads import stack_heads
+from longtail.posthoc.held import Held, sample_weights
+from longtail.posthoc.held_scores import Scores, fold_scores, model_scores
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.linear import SINGLE_PRECISION, LinearHead, ManyHeads
+from longtail.posthoc.linear import SINGLE_PRECISION, LinearHead
 from longtail.posthoc.model_prior import ModelPrior, find_model_prior
 from longtail.posthoc.result import FitResult
 from longtail.posthoc.stack import LARGEST, SMALLEST, Stack
@@ -51,7 +51,6 @@ NAMED = 5  # classes without held-out samples that are named
 REMEMBERED = 1 << 28  # scores of held-out samples, 1 GB; more are computed again in every pass
 ENOUGH = 500  # held-out samples that lead the numbers near their solution on all of them
 FEW = 50  # held-out samples; from fewer the five numbers learn little
-NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
 WAYS = (
     "hold out a part of the training images (longtail train --validation 0.1; or --validation 0.02 --validation-from "
@@ -148,7 +147,7 @@ class HALO(PostHoc):
         folds = cross_fit(data, features, partial(stack_heads, tolerance=self.tolerance), seed=self.seed)
         self.heads_ = self._stack(data, features)
         order = np.concatenate([fold.held for fold in folds])
-        scores = partial(_fold_scores, folds, LogitRows(features), data.world)
+        scores = partial(fold_scores, folds, LogitRows(features), data.world)
         self._fit_numbers(self._problem(scores, data.labels.numpy()[order], data))
         self._describe(
             f"a stack of heads; cross-fitted in {len(folds)} folds on {len(order)} samples", len(order), data
@@ -169,7 +168,7 @@ class HALO(PostHoc):
 
     def mixture(self, train: FitData, held_out: FitData) -> Stack:
         """The problem of mixing the fitted heads on held-out samples."""
-        scores = partial(_model_scores, self._as_usual(held_out), self.heads_)
+        scores = partial(model_scores, self._as_usual(held_out), self.heads_)
         return self._problem(scores, held_out.labels.numpy(), train)
 
     def _fit_numbers(self, problem: Stack) -> None:
@@ -268,54 +267,3 @@ class HALO(PostHoc):
         """The mixed numbers, and those of the balanced head; means and covariance are not trained."""
         trained = self.heads_["balanced"] if self.heads_ else None
         return len(self.numbers_) + (0 if trained is None else trained.weight.size + trained.bias.size)
-
-
-# Scores (S, K, B) of some samples in a type, the own head's first.
-ReadScores = Callable[[torch.dtype], Tensor]
-# Goes through this process's share of the unseen samples: their places, and what gives their scores.
-Scores = Callable[[], Iterator[tuple[slice, ReadScores]]]
-
-
-def _model_scores(held: FitData, heads: dict[str, LinearHead]) -> Iterator[tuple[slice, ReadScores]]:
-    """Scores of the model itself and of the heads on held-out samples."""
-    others = ManyHeads(list(heads.values())) if heads else None
-    features = LogitRows(held.features)
-
-    def scores(rows: slice, dtype: torch.dtype) -> Tensor:
-        own = held.rows.read(rows).to(dtype).T.unsqueeze(0)
-        return own if others is None else torch.cat([own, others.scores(features.read(rows), dtype)])
-
-    for rows in _parts(*held.world.share(len(held.labels)), held.num_classes):
-        yield rows, partial(scores, rows)
-
-
-def _parts(first: int, last: int, classes: int) -> Iterator[slice]:
-    """Samples scored at a time: enough for a product that is worth its weights."""
-    size = int(np.clip(BLOCK // classes, 256, 2048))
-    for start in range(first, last, size):
-        yield slice(start, min(start + size, last))
-
-
-def _fold_scores(folds: list[Fold], features: LogitRows, world: World) -> Iterator[tuple[slice, ReadScores]]:
-    """Scores of samples by the heads of the fold that left them out, fold by fold."""
-    passed = 0
-    for fold in folds:
-        heads = ManyHeads([fold.own, *fold.heads.values()])
-        for rows in _parts(*world.share(len(fold.held)), len(fold.own.bias)):
-            inputs = features.read(fold.held[rows])
-            yield slice(passed + rows.start, passed + rows.stop), partial(heads.scores, inputs)
-        passed += len(fold.held)
-
-
-def stack_heads(data: FitData, features: Array, statistics: ClassStatistics, tolerance: float) -> dict[str, LinearHead]:
-    """LDA and the balanced head, centred over classes, on the scale of the model's own logits."""
-    world = data.world
-    balanced, _ = balanced_head(features, data.labels, statistics, world, tolerance=tolerance)
-    frequency = torch.from_numpy(data.frequency)[data.labels]
-    own = spread(data.rows, frequency, world) or 1.0
-    heads = {}
-    for name, head in (("lda", lda_head(statistics)), ("balanced", balanced)):
-        centred = head.centred()
-        wide = spread(LogitRows(features), frequency, world, centred)
-        heads[name] = centred.times(own / wide if wide > NOTHING else 0.0)
-    return heads

@@ -20,11 +20,13 @@ from longtail.distributed.world import SINGLE_PROCESS, World
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.class_statistics import ClassStatistics
+from longtail.posthoc.inputs import FitData
 from longtail.posthoc.linear import SINGLE_PRECISION, LinearHead, LinearProblem
 from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.solver import Solution, minimise
 
 WEIGHT_RIDGE, BIAS_RIDGE = 0.01, 1e-4
+NOTHING = 1e-6  # spread of the logits of a head that does not tell classes apart: rounding
 
 
 def lda_head(statistics: ClassStatistics) -> LinearHead:
@@ -72,3 +74,17 @@ def spread(rows: LogitRows, frequency: Tensor, world: World = SINGLE_PROCESS, he
         totals += torch.stack((weights.sum() * scores.shape[1], (weights * scores.square()).sum()))
     count, squares = world.sum(totals).tolist()
     return float(np.sqrt(squares / count))
+
+
+def stack_heads(data: FitData, features: Array, statistics: ClassStatistics, tolerance: float) -> dict[str, LinearHead]:
+    """LDA and the balanced head, centred over classes, on the scale of the model's own logits."""
+    world = data.world
+    balanced, _ = balanced_head(features, data.labels, statistics, world, tolerance=tolerance)
+    frequency = torch.from_numpy(data.frequency)[data.labels]
+    own = spread(data.rows, frequency, world) or 1.0
+    heads = {}
+    for name, head in (("lda", lda_head(statistics)), ("balanced", balanced)):
+        centred = head.centred()
+        wide = spread(LogitRows(features), frequency, world, centred)
+        heads[name] = centred.times(own / wide if wide > NOTHING else 0.0)
+    return heads

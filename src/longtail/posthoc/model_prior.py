@@ -19,7 +19,7 @@ from longtail.posthoc.inputs import FitData
 from longtail.posthoc.likelihood import best_scale, log_likelihood
 
 LOOKED_AT = 1 << 20  # logits of training samples
-CLEAR = 1.0  # nats by which equal classes must be the better explanation
+CLEAR = 3.0  # nats by which equal classes must be the better explanation: a Bayes factor of 20, strong evidence
 TRAINED = (0.75, 10.0)  # smallest and largest a of a trained model
 
 ModelPrior = Literal["train", "uniform"]
