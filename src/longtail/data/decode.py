@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
 
-BILINEAR = Image.Resampling.BILINEAR
+if TYPE_CHECKING:
+    from PIL import Image
+
+BILINEAR = 2  # Image.Resampling.BILINEAR; Pillow is imported when the first image is opened
 MOST_16_BIT = 65535
 
 
@@ -31,6 +34,8 @@ STRIP = 256  # rows that are converted at a time
 @contextmanager
 def opened_picture(source: Path | BytesIO) -> Iterator[Image.Image]:
     """Open an image and read its header; raises if its format is not allowed or if it has too many pixels."""
+    from PIL import Image
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(source, formats=FORMATS) as picture:
@@ -46,6 +51,8 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
     Transparent pixels keep the colour stored in the file.
     """
+    from PIL import ExifTags, Image, ImageOps
+
     if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # else it would be copied
         picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":

@@ -16,9 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import PIL
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -71,6 +69,8 @@ class StoredImages(Images):
             assert decode.columns == 0  # pixels of the final size must not be cropped at random again
             pixels = np.asarray(stored["pixels"].reshape(-1, decode.size, decode.size, 3)[rows[kept]])
         else:
+            from PIL import Image
+
             pictures = ((position, Image.fromarray(_picture(stored, int(rows[position])))) for position in kept)
             pixels = np.stack([as_array(decode(picture, numbers[position])) for position, picture in pictures])
         return torch.from_numpy(pixels).permute(0, 3, 1, 2), kept
@@ -155,6 +155,8 @@ def _make(
 
 
 def _file_of(images: DecodedImages, decode: Decode | None) -> Path:
+    import PIL
+
     how = [FORMAT, __version__, PIL.__version__, type(images).__name__, repr(decode)]
     key = hashlib.sha256(json.dumps(how).encode() + images.state()).hexdigest()[:24]
     return cache_folder() / "decoded" / f"{key}.safetensors"

@@ -16,16 +16,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from longtail.core.reading import reason
 from longtail.data.decode import as_rgb, opened_picture
 from longtail.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 NAMED = 5  # broken images in an error
 MOST_PATH = 4096  # characters
@@ -199,6 +201,8 @@ class DecodedImages(Images):
     @contextmanager
     def _opening(self, index: int) -> Iterator[None]:
         """Any failure of the block as an error that names the file: the ways to fail cannot be listed."""
+        from PIL import UnidentifiedImageError
+
         try:
             yield
         except FileNotFoundError as error:
