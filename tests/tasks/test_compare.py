@@ -183,7 +183,8 @@ def test_every_stage_one_network_is_calibrated_as_by_hand(tmp_path):
         train, validation, test = (
             extractor.outputs(split, views=views) for split, views in (("train", 1), ("validation", 0), ("test", 0))
         )
-        for name, method in (("marc", longtail.MARC()), ("halo", longtail.HALO())):
+        prior = "uniform" if TRAIN_METHODS[first].balances else "auto"
+        for name, method in (("marc", longtail.MARC()), ("halo", longtail.HALO(model_prior=prior))):
             layer = method.fit(train, validation=validation).head(head_of(extractor.model))
             logits = layer(torch.from_numpy(np.array(test.features))).detach().numpy()
             label = name if first == "softmax" else f"{first}+{name}"
