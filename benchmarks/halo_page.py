@@ -9,7 +9,13 @@ from typing import Any
 
 ABOUT = "# HALO, measured\n\nWritten by `benchmarks/halo.py`; every table names its command and commit."
 ORDER = ("features", "frozen-fully", "frozen-briefly", "runs-", "digits", "split", "auto", "cost", "ablation-")
-COMPARED = ("features", "frozen-fully", "frozen-briefly", "digits", "runs-cifar10-lt-100", "runs-cifar100-lt-100")
+COMPARED = (
+    "features",
+    "frozen-fully",
+    "frozen-briefly",
+    "digits",
+    *(f"runs-{data}-lt-{factor}" for data in ("cifar10", "cifar100") for factor in (100, 200)),
+)
 BASELINES = ("MARC", "Logit adjustment")
 
 
