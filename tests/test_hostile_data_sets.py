@@ -121,10 +121,33 @@ def test_pages_of_a_parquet_file_are_counted(tmp_path, compression, version, dic
         metadata = parquet.ParquetFile(path).metadata
         for column, places in (("image", (0, 1)), ("label", (2,))):
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                chunks = parquet_pages._chunks(metadata, column)
+                chunks = parquet_pages._chunks(content, column)
                 pages = [size for chunk in chunks for size in parquet_pages._page_sizes(content, *chunk)]
             counted = sum(metadata.row_group(0).column(place).total_uncompressed_size for place in places)
             assert counted - largest * len(pages) < sum(pages) < counted
+
+
+def test_a_record_that_contradicts_itself_does_not_end_the_process(tmp_path):
+    """Every byte of the record at the end of a Parquet file, changed: Arrow aborts on some if asked for a column."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.table({"image": ["a.png", "b.png", None], "label": ["x", "y", "y"]}), path)
+    content = path.read_bytes()
+    size = int.from_bytes(content[-8:-4], "little")
+    child = os.fork()
+    if child == 0:
+        try:
+            for place in range(len(content) - 8 - size, len(content) - 8):
+                for bit in (1, 2, 64):
+                    path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+                    with suppress(UserError):
+                        read_parquet([path]).class_counts.sum()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_words_of_a_parquet_file_are_kept_once(tmp_path):

@@ -1,7 +1,8 @@
 """What a Parquet file unpacks to, by the headers of its pages: the end of the file can say anything.
 
-Arrow allocates what the header of a page says, so these headers are added up before anything is unpacked. They are
-structs of Thrift's compact protocol (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md).
+Arrow allocates what the header of a page says, so these headers are added up before anything is unpacked. Where the
+pages of a column are is read here, too: asked for that, Arrow ends the process if the record of a column contradicts
+itself. Headers and records are structs of Thrift's compact protocol (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md).
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from longtail.core.reading import MOST_RATIO, MOST_UNPACKED, require_file
 from longtail.errors import UserError
 
 MOST_ROWS = 1 << 20  # and one for each byte of the file: an image takes more
-MOST_DEPTH = 8  # of structs in structs
+MOST_DEPTH = 12  # of structs in structs
+MOST_RECORD = 1 << 26  # bytes of the record at the end of a file
 UNPACKED_SIZE, PACKED_SIZE = 2, 3  # fields of a page header
+ROW_GROUPS, COLUMNS, COLUMN = 4, 1, 3  # fields of the record: of a file, of a row group, of a chunk
+PATH, CHUNK_SIZE, DATA_PAGE, DICTIONARY_PAGE = 3, 7, 9, 11  # of the record of a column
 BINARY, LIST, SET, STRUCT = 8, 9, 10, 12  # types of fields
 FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # type → bytes: true, false, byte, double
 NUMBERS = (4, 5, 6)  # integers of two, four and eight bytes, as varints
@@ -36,7 +40,7 @@ def require_plausible(metadata: Any, file: Path, column: str) -> int:
         raise UserError(f"{file} would unpack to {metadata.num_rows:,} rows, far more than it holds; it is not read")
     total = largest = 0
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for begin, end in _chunks(metadata, column):
+        for begin, end in _chunks(content, column):
             for number, size in enumerate(_page_sizes(content, begin, end)):
                 total += size
                 largest = max(largest, size if number == 0 else 0)
@@ -45,17 +49,22 @@ def require_plausible(metadata: Any, file: Path, column: str) -> int:
     return largest
 
 
-def _chunks(metadata: Any, column: str) -> Iterator[tuple[int, int]]:
+def _chunks(content: mmap.mmap, column: str) -> Iterator[tuple[int, int]]:
     """Where the pages of a column, or of the parts of a nested one, begin and end."""
-    for group in range(metadata.num_row_groups):
-        known = metadata.row_group(group)
-        for place in range(known.num_columns):
-            chunk = known.column(place)
-            if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
-                first = chunk.data_page_offset
-                if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < first:
-                    first = chunk.dictionary_page_offset
-                yield first, first + chunk.total_compressed_size
+    end = len(content) - 8  # then come the size of the record, and four letters
+    size = int.from_bytes(content[end : end + 4], "little")
+    if not 0 < size <= min(end, MOST_RECORD):
+        raise ValueError(f"a record of {size:,} bytes at its end")
+    record, _ = _struct(content, end - size)
+    for group in record[ROW_GROUPS]:
+        for chunk in group[COLUMNS]:
+            known = chunk[COLUMN]
+            path = b".".join(known[PATH]).decode()
+            if path == column or path.startswith(f"{column}."):
+                first = known[DATA_PAGE]
+                if 0 < known.get(DICTIONARY_PAGE, 0) < first:
+                    first = known[DICTIONARY_PAGE]
+                yield first, first + known[CHUNK_SIZE]
 
 
 def _page_sizes(content: mmap.mmap, place: int, end: int) -> Iterator[int]:
@@ -70,11 +79,9 @@ def _page_sizes(content: mmap.mmap, place: int, end: int) -> Iterator[int]:
         place += packed
 
 
-def _struct(content: mmap.mmap, place: int, depth: int = 0) -> tuple[dict[int, int], int]:
-    """The whole numbers among the fields of a struct, and where it ends."""
-    if depth > MOST_DEPTH:
-        raise ValueError("a page header of too many levels")
-    found: dict[int, int] = {}
+def _struct(content: mmap.mmap, place: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """The fields of a struct by their numbers, and where it ends."""
+    found: dict[int, Any] = {}
     field = 0
     while kind := content[place]:
         place += 1
@@ -82,35 +89,36 @@ def _struct(content: mmap.mmap, place: int, depth: int = 0) -> tuple[dict[int, i
             field += kind >> 4
         else:
             field, place = _signed(content, place)
-        if kind & 15 in NUMBERS:
-            found[field], place = _signed(content, place)
-        else:
-            place = _skipped(content, place, kind & 15, depth)
+        found[field], place = _value(content, place, kind & 15, depth + 1)
     return found, place + 1
 
 
-def _skipped(content: mmap.mmap, place: int, kind: int, depth: int) -> int:
-    """Where a value of some type ends."""
+def _value(content: mmap.mmap, place: int, kind: int, depth: int) -> tuple[Any, int]:
+    """A value of some type, and where it ends; numbers that are not whole are left out."""
+    if depth > MOST_DEPTH:
+        raise ValueError("a header of too many levels")
     if kind in FIXED:
-        return place + FIXED[kind]
+        return None, place + FIXED[kind]
     if kind in NUMBERS:
-        return _varint(content, place)[1]
+        return _signed(content, place)
+    if kind == STRUCT:
+        return _struct(content, place, depth)
     if kind == BINARY:
         size, place = _varint(content, place)
-        return place + size
-    if kind == STRUCT:
-        return _struct(content, place, depth + 1)[1]
-    if kind not in (LIST, SET) or depth > MOST_DEPTH:
-        raise ValueError(f"a page header with a field of type {kind}")
+        return content[place : place + size], place + size
+    if kind not in (LIST, SET):
+        raise ValueError(f"a header with a field of type {kind}")
     size, inner = content[place] >> 4, content[place] & 15
     place += 1
     if size == 15:
         size, place = _varint(content, place)
+    values = []
     for _ in range(size):
         # In a list, unlike in a struct, a truth value takes a byte.
-        place = place + 1 if inner in (1, 2) else _skipped(content, place, inner, depth + 1)
+        value, place = (None, place + 1) if inner in (1, 2) else _value(content, place, inner, depth)
         content[place - 1]  # an IndexError at the end of the file
-    return place
+        values.append(value)
+    return values, place
 
 
 def _varint(content: mmap.mmap, place: int) -> tuple[int, int]:
