@@ -16,7 +16,7 @@ from longtail.core.reading import MOST_RATIO, MOST_UNPACKED, require_file
 from longtail.errors import UserError
 
 MOST_ROWS = 1 << 20  # and one for each byte of the file: an image takes more
-MOST_DEPTH = 12  # of structs in structs
+MOST_DEPTH = 8  # of structs in structs
 MOST_RECORD = 1 << 26  # bytes of the record at the end of a file
 UNPACKED_SIZE, PACKED_SIZE = 2, 3  # fields of a page header
 ROW_GROUPS, COLUMNS, COLUMN = 4, 1, 3  # fields of the record: of a file, of a row group, of a chunk

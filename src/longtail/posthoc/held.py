@@ -55,7 +55,15 @@ def sample_weights(labels: np.ndarray, class_counts: np.ndarray) -> np.ndarray:
     own = np.bincount(labels, minlength=len(class_counts))
     counts = class_counts.astype(np.float64)
     of_class = counts**-0.5 if like_training(own, counts) else np.sqrt(counts) / np.maximum(own, 1)
-    weights = of_class[labels]
+    return to_effective_number(of_class[labels])
+
+
+def to_effective_number(weights: np.ndarray) -> np.ndarray:
+    """(M,) weights scaled to sum to the number of equal samples that would tell as much.
+
+    >>> to_effective_number(np.array([2.0, 2.0])).tolist()
+    [1.0, 1.0]
+    """
     return np.asarray(weights * (weights.sum() / np.square(weights).sum()))
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from longtail.posthoc.held import to_effective_number
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.likelihood import best_scale, log_likelihood
 
@@ -31,8 +32,7 @@ def find_model_prior(data: FitData) -> ModelPrior:
     chosen = np.linspace(0, len(data.labels) - 1, number).astype(int)
     logits = data.rows.read(chosen).double()
     labels = data.labels[torch.from_numpy(chosen)]
-    weights = data.frequency[labels.numpy()]
-    weights = weights * (weights.sum() / np.square(weights).sum())  # they sum to their effective number
+    weights = to_effective_number(data.frequency[labels.numpy()])
     log_prior = torch.from_numpy(np.log(data.class_counts / data.class_counts.sum()))
 
     def explained(offset: torch.Tensor) -> tuple[float, float]:
