@@ -50,6 +50,18 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM arrived in a command that saves no state: unfinished files are removed, as after Ctrl-C."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, numpy or torch says that memory could not be had.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    True
+    """
+    said = str(error)
+    words = "allocate memory" in said or "not enough memory" in said or "out of memory" in said
+    named = type(error).__name__ == "OutOfMemoryError"  # of torch, which is not imported for this
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and (words or named))
+
+
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return `name` if it is valid; otherwise raise an error that lists the valid names.
 

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from longtail.cli.main import COMMANDS, main
@@ -173,3 +175,52 @@ def test_a_closed_stream_is_not_given_to_a_file(tmp_path):
     program += f"; handle = os.open({str(tmp_path / 'file')!r}, os.O_CREAT | os.O_WRONLY); os._exit(handle)"
     done = subprocess.run(["bash", "-c", f"'{sys.executable}' -c \"{program}\" <&- >&- 2>&-"], timeout=600)
     assert done.returncode > 2
+
+
+ALLOCATIONS = {
+    "Python": lambda: bytearray(10**18),
+    "numpy": lambda: np.empty(10**17),
+    "torch": lambda: torch.empty(10**17),
+}
+
+
+@pytest.mark.parametrize("library", ALLOCATIONS)
+def test_too_little_memory_is_one_line(library, monkeypatch, capsys):
+    monkeypatch.setattr("longtail.cli.commands.methods.main", lambda words: ALLOCATIONS[library]())
+    assert main(["methods"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("longtail: there is not enough memory")
+    assert said.count("\n") == 1
+
+
+def test_other_errors_of_a_library_are_not_called_memory(monkeypatch):
+    monkeypatch.setattr("longtail.cli.commands.methods.main", lambda words: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError):
+        main(["methods"])
+
+
+LEAVING = """
+import atexit, sys
+from longtail.cli import main
+
+class Rest:
+    def __del__(self):
+        print("taken apart")
+
+rest = Rest()
+atexit.register(print, "handlers ran")
+sys.argv = ["longtail", "--version"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("size", "apart"), [("1", True), ("2", False)])
+def test_one_of_several_processes_exits_without_taking_the_interpreter_apart(size, apart):
+    """Threads of Gloo that are still there would abort it; what is printed and exit handlers are not lost."""
+    environment = {**os.environ, "WORLD_SIZE": size, "RANK": "0"}
+    done = subprocess.run([sys.executable, "-c", LEAVING], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("longtail ")
+    assert lines[1] == "handlers ran"
+    assert ("taken apart" in lines) == apart

@@ -2,6 +2,7 @@
 
 import math
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -144,6 +145,13 @@ def test_slow_steps_are_measured_for_two_seconds(monkeypatch):
     monkeypatch.setattr(rehearsal, "take_step", lambda *given: taken.append(1) or torch.zeros(()))
     rehearse(streams, state, SHORT, plan, SINGLE_PROCESS)
     assert len(taken) == 1
+
+
+@pytest.mark.parametrize(("size", "accepted"), [(4096, True), (4097, False), (10**18, False)])
+def test_a_batch_of_more_images_than_there_are_is_refused(size, accepted):
+    config = replace(SHORT, batch_size=size)
+    with nullcontext() if accepted else pytest.raises(UserError, match=f"a batch of {size:,} images; .* has [0-9]+$"):
+        prepare(config, open_splits(config), SINGLE_PROCESS, QUIET)
 
 
 def test_memory_that_does_not_suffice_is_said(monkeypatch):

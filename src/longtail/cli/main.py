@@ -5,13 +5,15 @@ Commands are imported only when they are called, so help is quick.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 from rich.table import Table
 
@@ -30,6 +32,7 @@ from longtail.errors import (
     Terminated,
     UserError,
     choose,
+    is_out_of_memory,
 )
 
 # Command → what it does, in one line. `longtail.cli.commands.<command>` has a function `main(arguments)`.
@@ -65,10 +68,30 @@ networks (default: the clone's); NO_COLOR turns colours off."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
-        _open_standard_streams()
+    """Run a command with `arguments`, or the program with those of its process; returns its exit code."""
+    if arguments is not None:
+        return _run(list(arguments))
+    _open_standard_streams()
+    code = _run(sys.argv[1:])
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        _exit_at_once(code)
+    return code
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """Exit without taking the interpreter apart.
+
+    Threads of Gloo outlive its process group. If one of them releases its last tensor while the interpreter is taken
+    apart, the process is aborted after all its work is done, and torchrun reports a failure.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            stream.flush()
+    os._exit(code)
+
+
+def _run(words: list[str]) -> int:
     try:
         with warnings.catch_warnings(), _terminable():
             warnings.showwarning = _warn
@@ -91,6 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The program that reads our output has ended (`longtail … | head`); this is not an error.
         silence(sys.stdout)
         return 0
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _complain("there is not enough memory for this; a smaller --batch-size or less data needs less")
+        return EXIT_USER_ERROR
     except OSError as error:
         # Errors of the system: a file where a folder should be, no space, no permission.
         _complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))

@@ -16,7 +16,7 @@ from longtail.core.progress import Display
 from longtail.data.open import image_side, open_splits
 from longtail.data.splits import Splits
 from longtail.distributed.world import World, join
-from longtail.errors import UserError, choose
+from longtail.errors import UserError, choose, is_out_of_memory
 from longtail.methods import TRAIN_METHODS
 from longtail.runs.network import build_network, image_channels
 from longtail.training.checkpoint import TrainState
@@ -26,6 +26,7 @@ from longtail.training.streams import Streams
 
 MOST_STEPS = 6
 ENOUGH_SECONDS = 2.0  # seconds after which no further steps are measured
+USUAL_BATCH = 4096  # up to here a batch may have more images than the training set
 
 
 def seconds_of(config: TrainConfig, display: Display) -> float:
@@ -40,6 +41,8 @@ def prepare(config: TrainConfig, splits: Splits, world: World, display: Display)
     """A run before its first step: its batches, a new network and its plan."""
     method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
     image_side(config)  # or an error that says what is missing
+    if config.batch_size > max(len(splits.train), USUAL_BATCH):
+        raise UserError(f"a batch of {config.batch_size:,} images; the training set has {len(splits.train):,}")
     streams = Streams(config, splits, method.samplers, world, display)
     torch.manual_seed(config.seed)
     model, objective = build_network(config, splits.train.class_counts, image_channels(splits))
@@ -93,7 +96,9 @@ def rehearse(streams: Streams, state: TrainState, config: TrainConfig, plan: Pla
             float(take_step(step, trial, parts, config, plan, world))
             times.append((middle - start, time.monotonic() - middle))
             trial.step = state.step
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(
             f"a batch of {config.batch_size} images does not fit into memory; use a smaller --batch-size, or "
             f"--accumulate {2 * config.accumulate} to split it into parts"
