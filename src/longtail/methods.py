@@ -360,8 +360,14 @@ def build_posthoc(
 
 
 def candidate_title(name: str) -> str:
-    """The title of a method that Auto chooses from."""
-    return "Softmax (unchanged)" if name == "softmax" else POSTHOC_METHODS[name].title
+    """The title of a method that Auto chooses from; the name itself if a file of another version has it.
+
+    >>> candidate_title("softmax"), candidate_title("crt")
+    ('Softmax (unchanged)', 'Decouple-cRT')
+    """
+    if name == "softmax":
+        return "Softmax (unchanged)"
+    return POSTHOC_METHODS[name].title if name in POSTHOC_METHODS else name
 
 
 def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocMethod, str]:

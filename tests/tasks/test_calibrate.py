@@ -17,7 +17,7 @@ from longtail.core.tensors import read_tensors
 from longtail.errors import UserError
 from longtail.exports.card import model_card
 from longtail.extraction.run import Extractor
-from longtail.methods import POSTHOC_METHODS
+from longtail.methods import candidate_title
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
@@ -418,8 +418,8 @@ def test_auto_says_what_it_chose_in_the_words_of_diagnose(capsys, digits_copy):
     assert main(["calibrate", str(digits_copy), "--method", "auto", "--device", "cpu"]) == 0
     shown = capsys.readouterr()
     chosen = json.loads((digits_copy / "auto" / "calibration.json").read_text())["choice_"]
-    title = POSTHOC_METHODS[chosen].title if chosen != "softmax" else ""
-    expected = f"Auto chose {title}" if title else "Auto keeps the model unchanged"
-    assert expected in shown.err
+    title = candidate_title(chosen)
+    assert f"Auto chose {title}" in shown.err
+    assert f"It chose {title}." in model_card(longtail.Run.open(digits_copy / "auto"))
     for name in ("Softmax (unchanged)", "Logit adjustment", "MARC", "Decouple-cRT", "HALO"):
         assert name in shown.out

@@ -12,7 +12,7 @@ from longtail.core.files import replacing_folder, write_json, write_text
 from longtail.core.records import read_json
 from longtail.core.text import markdown_text
 from longtail.data.open import image_side, statistics
-from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
+from longtail.methods import TRAIN_METHODS, candidate_title
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
@@ -91,16 +91,10 @@ def _method(run: Run) -> str:
             f"{markdown_text(described.fitted_on.in_words())}; the backbone is that of stage one."
         )
         if choice := numbers.get("choice_"):
-            text += f" It chose {_title(str(choice))}."
+            text += f" It chose {markdown_text(candidate_title(str(choice)))}."
         if "held_out_" in numbers:
             text += f" Images the network has not seen: {markdown_text(str(numbers['held_out_']))}."
     return text
-
-
-def _title(name: str) -> str:
-    """The title of the method that Auto chose."""
-    known = POSTHOC_METHODS.get(name)
-    return f"`{name}`" if known is None else markdown_text(known.title)
 
 
 def _scores(run: Run) -> str:

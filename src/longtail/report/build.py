@@ -17,7 +17,7 @@ from longtail.core.progress import QUIET, Display
 from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.errors import UserError
 from longtail.extraction.run import Extractor
-from longtail.methods import POSTHOC_METHODS, build_posthoc
+from longtail.methods import POSTHOC_METHODS, build_posthoc, candidate_title
 from longtail.metrics.scores import Metrics, evaluate_logits
 from longtail.networks.saved_heads import saved_head
 from longtail.outputs.record import Outputs
@@ -114,8 +114,8 @@ def _stored(folder: Path, held_out: Outputs) -> tuple[Calibrated, dict[str, str]
     with torch.no_grad():
         logits = head(torch.from_numpy(np.array(held_out.features)).float()).numpy()
     chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
-    if choice := POSTHOC_METHODS.get(str(numbers.get("choice_"))):
-        chosen = f"it chose {choice.title}"
+    if choice := numbers.get("choice_"):
+        chosen = f"it chose {candidate_title(str(choice))}"
     where = described.fitted_on
     facts = {
         "calibration": f"{described.title}{f' ({chosen})' if chosen else ''} in {folder}, fitted on {where.in_words()} "

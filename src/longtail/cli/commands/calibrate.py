@@ -174,17 +174,8 @@ def _unbiased(options: Calibrate) -> str:
     return f"; longtail diagnose {shlex.quote(str(options.source))} corrects for it" if options.source.is_dir() else ""
 
 
-def _choice(name: str) -> str:
-    """What `auto` chose, in one sentence."""
-    from longtail.methods import POSTHOC_METHODS
-
-    if name == "softmax":
-        return "Auto keeps the model unchanged: no method is clearly better on the held-out samples"
-    return f"Auto chose {POSTHOC_METHODS[name].title}"
-
-
 def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
-    from longtail.methods import describe_posthoc
+    from longtail.methods import candidate_title, describe_posthoc
     from longtail.posthoc import HALO, Auto, Tempered
     from longtail.report.terminal import comparison_table, fallen_text, trial_table
 
@@ -201,7 +192,8 @@ def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder:
     inner = method.method if isinstance(method, Tempered) else method
     if isinstance(inner, Auto):
         display.table(trial_table(inner.trial_))
-        display.line(_choice(inner.choice_))
+        why = "" if inner.choice_ != "softmax" else ": no method is clearly better on the held-out samples"
+        display.line(f"Auto chose {candidate_title(inner.choice_)}{why}")
         inner = inner.method_
     if isinstance(inner, HALO):
         display.line(f"fitted on {inner.held_out_}")
