@@ -118,9 +118,11 @@ def minimise(
     if smaller is not None and search.largest > goal:
         x, _ = _rough(smaller, start, search, max_evaluations)
         search.try_point(x)
-    search.until(max(goal, problem.rounding), max_evaluations)
-    if goal < problem.rounding and problem.refine():
+    # What is read may be off by the rounding, so it must stay below the goal by as much.
+    search.until(max(goal - problem.rounding, problem.rounding), max_evaluations)
+    if goal < 2 * problem.rounding and problem.refine():
         search.look_again()
+    goal -= problem.rounding
     search.until(goal, max_evaluations)
     relative = search.largest / first if first else 0.0
     passes = math.ceil(search.passes - 1e-9)
