@@ -1,3 +1,5 @@
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ from PIL import Image
 
 from longtail.config import DataConfig
 from longtail.data.augment import clean_transform
-from longtail.data.csv_files import read_csv
+from longtail.data.csv_files import paths_of_table, read_csv
 from longtail.data.loading import in_order, load
 from longtail.data.open import open_splits
 from longtail.errors import UserError
@@ -125,3 +127,20 @@ def test_missing_images_are_named(photos):
     skipping = read_csv(photos / "train.csv", photos, skip_broken=True)
     (batch,) = load(skipping, CLEAN, in_order(2, 4))
     assert torch.equal(batch.labels, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("read", [paths_of_table, lambda path: read_csv(path, path.parent)], ids=["paths", "labelled"])
+def test_rows_of_unequal_length_are_read_or_refused(read, tmp_path):
+    rows = [",".join(row) for length in (1, 2, 3) for row in product(("a.png", "b", "path"), repeat=length)]
+    refused = 0
+    for pair in product(rows, repeat=2):
+        path = written(tmp_path, "\n".join(pair))
+        try:
+            read(path)
+        except UserError:
+            refused += 1
+    assert 0 < refused < len(rows) ** 2
+
+
+def test_a_header_may_be_shorter_than_the_rows_below(tmp_path):
+    assert paths_of_table(written(tmp_path, "photos\n1,a.png\n2,c.png\n")) == ["a.png", "c.png"]

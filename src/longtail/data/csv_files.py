@@ -88,7 +88,7 @@ def paths_of_table(path: Path) -> list[str]:
     first = [cell.lower() for cell in rows[0][1]]
     named = [first.index(name) for name in PATH_NAMES if name in first]
     column = named[0] if named else _path_column(rows)
-    is_header = bool(named) or not is_image(Path(rows[0][1][column]))
+    is_header = bool(named) or len(first) <= column or not is_image(Path(first[column]))
     for number, row in rows[1:]:
         if len(row) <= column or not row[column]:
             raise UserError(f"{path}, line {number}: expected a path, found {','.join(row)[:80]!r}")
@@ -165,9 +165,9 @@ def _columns(rows: list[Row], told: Told, path: Path) -> Columns:
     usual = {cell.lower() for cell in first} & {*PATH_NAMES, *LABEL_NAMES}
     if told or (usual and not any(is_image(Path(cell)) for cell in first)):
         return _with_header(first, *named_columns(first, told, path))
-    if len(first) != 2:
-        raise which_columns(path, first)
     column = _path_column(rows)
+    if len(first) != 2 or column > 1:
+        raise which_columns(path, first)
     # A header with other names: it is not the name of an image, and the next row has one.
     if len(rows) > 1 and not is_image(Path(first[column])) and is_image(Path(rows[1][1][column])):
         return _with_header(first, column, 1 - column)
