@@ -60,7 +60,7 @@ def read_bytes(path: Path, kind: str, *, most: int) -> bytes:
     if size > most:
         raise UserError(f"{path} is too large to be {kind}: {size:,} bytes, at most {most:,} are read")
     with reading(path, kind), path.open("rb") as file:
-        return file.read(most)
+        return file.read(size or most)  # a buffer of `most` bytes takes longer than the reading of a usual file
 
 
 def require_small_archive(path: Path) -> None:

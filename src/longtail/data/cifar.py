@@ -74,22 +74,21 @@ def read_cifar(name: str, root: Path) -> tuple[MemoryImages, MemoryImages]:
     folder, layout = find_layout(cifar, root)
     names = _read_names(cifar, folder, layout)
     splits = []
-    for split, expected in ((layout.train, 50_000), (layout.test, 10_000)):
-        parts = [_read_file(folder / file, layout) for file in split]
-        labels = np.concatenate([part[1] for part in parts])
-        if len(labels) != expected:
-            raise UserError(f"{folder} holds {len(labels)} images where {expected} are expected: a file is cut short")
-        if labels.max() >= cifar.classes:
-            raise UserError(f"{folder} has label {labels.max()}, outside 0..{cifar.classes - 1}")
+    for files, expected in ((layout.train, 50_000), (layout.test, 10_000)):
         # Memory of torch: NumPy asks the system for huge pages, which can take it most of a second to find.
         pixels = torch.empty(expected, ROW, dtype=torch.uint8)
-        np.concatenate([part[0] for part in parts], out=pixels.numpy())
+        labels: list[int] = []
+        for file in files:  # one at a time, so that each takes the memory of the one before
+            rows, own = _read_file(folder / file, layout)
+            room = pixels.numpy()[len(labels) :]
+            room[: len(rows)] = rows[: len(room)]
+            labels.extend(own)
+        if len(labels) != expected:
+            raise UserError(f"{folder} holds {len(labels)} images where {expected} are expected: a file is cut short")
+        if max(labels) >= cifar.classes:
+            raise UserError(f"{folder} has label {max(labels)}, outside 0..{cifar.classes - 1}")
         splits.append(
-            MemoryImages(
-                labels=torch.from_numpy(labels.astype(np.int64)),
-                class_names=names,
-                pixels=pixels.view(-1, 3, 32, 32),
-            )
+            MemoryImages(labels=torch.tensor(labels), class_names=names, pixels=pixels.view(-1, 3, 32, 32))
         )
     return splits[0], splits[1]
 
@@ -106,8 +105,8 @@ def find_layout(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
     )
 
 
-def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (N, 3072) uint8 and labels (N,) of one file."""
+def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, list[int]]:
+    """Pixels (N, 3072) uint8 and the N labels of one file."""
     if not path.is_file():
         raise UserError(f"{path} is missing")
     if layout.binary:
@@ -116,14 +115,14 @@ def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
             raise UserError(f"{path} is cut short or altered: {size} bytes are not {width} for each image")
         with reading(path, "a CIFAR file"):
             rows = np.fromfile(path, dtype=np.uint8).reshape(-1, width)
-        return rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1]
+        return rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1].tolist()
     content = _entries(load_plain_pickle(path))
     pixels, labels = content.get("data"), content.get(layout.label_key)
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (ROW,)):
         raise UserError(f"{path} is not a CIFAR batch: 'data' should be uint8 of shape (N, {ROW})")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not _are_labels(labels):
         raise UserError(f"{path} is not a CIFAR batch: {layout.label_key!r} should list {len(pixels)} labels")
-    return pixels, np.array(labels, dtype=np.uint8)
+    return pixels, labels
 
 
 def _are_labels(values: list[Any]) -> bool:

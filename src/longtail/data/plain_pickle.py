@@ -111,7 +111,7 @@ class Machine:
         target = self._top()
         if not isinstance(target, list):
             raise ValueError("it adds items to what is no list")
-        target.extend(map(_value, items))
+        target.extend(items if UNUSUAL.isdisjoint(map(type, items)) else map(_value, items))
 
     def set_items(self, items: list[Any]) -> None:
         target = self._top()
@@ -173,6 +173,8 @@ def _value(item: Any) -> Any:
         raise ValueError("it holds something that is no plain value")
     return item
 
+
+UNUSUAL = {Noted, Named, type(MARK)}  # types of what a list cannot hold as it is
 
 STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "MARK": lambda machine, _: machine.stack.append(MARK),
