@@ -19,6 +19,7 @@ EXIT_CODES = (
     f"{EXIT_TERMINATED} terminated."
 )
 
+MOST_LETTERS = 1200  # of a message
 LARGEST = 2**63 - 1  # the largest whole number that every library we call accepts
 _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
@@ -26,8 +27,15 @@ _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, 
 class UserError(ValueError):
     """A mistake that the caller can correct: the message says what is wrong, where, and what to do.
 
-    The command line prints it as one line and exits with code 2; in Python it is a `ValueError`.
+    The command line prints it as one line and exits with code 2; in Python it is a `ValueError`. What a message
+    quotes from a file may be of any length, so the middle of a very long one is left out.
     """
+
+    def __init__(self, message: object = "") -> None:
+        text = str(message)
+        if len(text) > MOST_LETTERS:
+            text = f"{text[: MOST_LETTERS // 2]} … {text[-MOST_LETTERS // 2 :]}"
+        super().__init__(text)
 
 
 class ReportedElsewhere(UserError):
