@@ -23,15 +23,12 @@ from longtail.runs.released import copy_released, find_released
 
 NETWORK = "released:cifar10-lt-100-resnet32-seed0"
 SHOWN = ("torch", "numpy", "scipy", "pandas", "sklearn", "longtail")
-# The command as it is, ended where its work begins: the processor time so far, instead of the first batch.
+# The command as it is, ended where the progress of its work would be shown for the first time.
 UNTIL_WORK = """
-import os, sys, time
-import longtail.extraction.run as run
-def begin(*_, **__):
-    print(time.process_time(), flush=True)
-    os._exit(0)
-run.Extractor._run_over = begin
+import os
 from longtail.cli.main import main
+from longtail.core.progress import Display
+Display.task = lambda *_, **__: os._exit(0)
 main()
 """
 STARTS = {

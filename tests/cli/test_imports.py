@@ -1,8 +1,14 @@
-"""Which heavy packages a command imports, from beginning to end: the names, not the seconds."""
+"""What a command does before its work: the heavy packages it imports, by name, not by seconds."""
 
+import gc
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from longtail.cli.loading import loading
 
 AFTER = "import sys; print('imported:', {heavy!r} & set(sys.modules))"
 DRAWING = {"matplotlib", "plotly"}
@@ -34,3 +40,45 @@ def test_a_whole_calibration_waits_for_nothing_but_scikit_learns_base(digits_cop
     run = str(digits_copy)
     code = running(["calibrate", run], ["calibrate", run, "--method", "disalign"])
     assert imported(code, PARTS_OF_LEARNERS | COMPILER | DRAWING | {"PIL"}) == "imported: set()"  # digits are no files
+
+
+COLLECTIONS = """
+import gc
+from longtail.cli.main import main
+from longtail.core.progress import Display
+collections = []
+gc.callbacks.append(lambda phase, details: collections.append(details["generation"]))
+def task(*_, **__):
+    print(2 in collections, gc.isenabled(), gc.get_freeze_count() > 100_000)
+    raise SystemExit
+Display.task = task
+"""
+
+
+@pytest.mark.parametrize("command", ["calibrate", "extract", "evaluate"])
+def test_libraries_are_imported_without_looking_for_garbage_in_them(command: str, digits_copy: Path):
+    """A seventh of the start of a calibration was spent in the garbage collector; it is on again for the work."""
+    shutil.rmtree(digits_copy / "outputs", ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{COLLECTIONS}main([{command!r}, {str(digits_copy)!r}])"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    assert done.stdout.splitlines() == ["False True True"]
+
+
+def test_a_process_with_objects_of_its_own_keeps_them_collectable():
+    frozen = gc.get_freeze_count()
+    with loading():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen  # torch was imported before
+    gc.disable()
+    try:
+        with loading():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from rich.table import Table
 
+from longtail.cli.loading import loading
 from longtail.core.progress import PlainConsole, silence
 from longtail.core.signals import handling, terminations
 from longtail.core.version import __version__
@@ -163,7 +164,8 @@ def _opened(word: str) -> str:
     """Copy a released network to a run folder in which commands may write."""
     if not word.startswith("released:"):
         return word
-    from longtail.runs.released import working_copy
+    with loading():
+        from longtail.runs.released import working_copy
 
     return str(working_copy(word))
 

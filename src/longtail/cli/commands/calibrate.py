@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse, refuse
 from longtail.core.machine import WORKERS
 from longtail.errors import UserError
@@ -89,10 +90,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _calibrate_run(options: Calibrate) -> int:
-    from longtail.distributed.world import join
-    from longtail.extraction.run import Extractor
-    from longtail.runs.folder import Run, build_posthoc_for
-    from longtail.tasks.calibrate_run import calibrate_run
+    with loading():
+        from longtail.distributed.world import join
+        from longtail.extraction.run import Extractor
+        from longtail.runs.folder import Run, build_posthoc_for
+        from longtail.tasks.calibrate_run import calibrate_run
 
     with join(options.device) as world:
         run = Run.open(options.source)
@@ -142,10 +144,11 @@ def _origin(options: Calibrate, run: Run) -> Run:
 
 
 def _calibrate_file(options: Calibrate) -> int:
-    from longtail.distributed.world import join
-    from longtail.methods import build_posthoc
-    from longtail.outputs.readers import read_held_out, read_outputs
-    from longtail.tasks.calibrate_files import calibrate_files
+    with loading():
+        from longtail.distributed.world import join
+        from longtail.methods import build_posthoc
+        from longtail.outputs.readers import read_held_out, read_outputs
+        from longtail.tasks.calibrate_files import calibrate_files
 
     if not options.source.exists():
         raise UserError(f"{options.source} does not exist; name a run folder or a file of saved logits")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse, refuse
 from longtail.core.machine import WORKERS
 from longtail.errors import UserError
@@ -53,7 +54,8 @@ class Diagnose(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Diagnose, arguments, "diagnose", HELP)
-    from longtail.tasks.diagnose import diagnose
+    with loading():
+        from longtail.tasks.diagnose import diagnose
 
     if options.source.is_dir():
         refuse(options, ("train",), options.source, "a run")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse
 from longtail.recipes import RECIPES
 
@@ -45,10 +46,11 @@ class Distribution(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Distribution, arguments, "distribution", HELP)
-    from longtail.report.distribution import write_plot
-    from longtail.report.extra import DRAWING, require
-    from longtail.report.terminal import distribution_table
-    from longtail.tasks.class_distribution import distribution
+    with loading():
+        from longtail.report.distribution import write_plot
+        from longtail.report.extra import DRAWING, require
+        from longtail.report.terminal import distribution_table
+        from longtail.tasks.class_distribution import distribution
 
     if options.plot:
         require("--plot", DRAWING)

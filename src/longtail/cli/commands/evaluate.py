@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse
 from longtail.core.machine import WORKERS
 
@@ -44,8 +45,9 @@ class Evaluate(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Evaluate, arguments, "evaluate", HELP)
-    from longtail.report.terminal import metrics_table
-    from longtail.tasks.evaluate import evaluate_run
+    with loading():
+        from longtail.report.terminal import metrics_table
+        from longtail.tasks.evaluate import evaluate_run
 
     display = options.display()
     metrics, run, path = evaluate_run(

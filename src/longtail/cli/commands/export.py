@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse
 
 HELP = """Write a trained model, plain or calibrated, for another program.
@@ -49,7 +50,8 @@ class Export(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Export, arguments, "export", HELP)
-    from longtail.exports import export
+    with loading():
+        from longtail.exports import export
 
     written = export(
         options.run,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse
 from longtail.core.machine import WORKERS
 
@@ -60,10 +61,11 @@ class Extract(Output):
 
 def main(arguments: list[str]) -> int:
     options = parse(Extract, arguments, "extract", HELP)
-    from longtail.distributed.world import join
-    from longtail.errors import UserError
-    from longtail.extraction.run import Extractor
-    from longtail.runs.folder import Run
+    with loading():
+        from longtail.distributed.world import join
+        from longtail.errors import UserError
+        from longtail.extraction.run import Extractor
+        from longtail.runs.folder import Run
 
     display = options.display()
     with join(options.device) as world:

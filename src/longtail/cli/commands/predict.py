@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse
 from longtail.core.machine import WORKERS
 from longtail.core.text import table_cell
@@ -62,9 +63,10 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"--top must be positive, not {options.top}")
     if options.out and options.out.exists() and not options.overwrite:
         raise UserError(f"{options.out} exists already; choose another --out or replace it with --overwrite")
-    from longtail.core.files import write_text
-    from longtail.report.terminal import prediction_table
-    from longtail.runs.prediction import load
+    with loading():
+        from longtail.core.files import write_text
+        from longtail.report.terminal import prediction_table
+        from longtail.runs.prediction import load
 
     display = options.display()
     found = load(options.run, device=options.device).predict(

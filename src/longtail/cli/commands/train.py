@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tyro
 
+from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse
 from longtail.cli.starting_point import Start, starting_point
 from longtail.cli.words import value_of
@@ -82,7 +83,8 @@ def _together(arguments: list[str]) -> AbstractContextManager[object]:
 def run(options: Train, start: Start) -> int:
     if options.resume and options.overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give only one of them")
-    from longtail.training.loop import train
+    with loading():
+        from longtail.training.loop import train
 
     display = options.display()
     if start.found:
