@@ -200,7 +200,8 @@ def test_other_errors_of_a_library_are_not_called_memory(monkeypatch):
 
 
 LEAVING = """
-import atexit, sys
+import atexit, sys, time
+from concurrent.futures import ThreadPoolExecutor
 from longtail.cli import main
 
 class Rest:
@@ -209,6 +210,7 @@ class Rest:
 
 rest = Rest()
 atexit.register(print, "handlers ran")
+ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.2), print("thread ended")))
 sys.argv = ["longtail", "--version"]
 sys.exit(main())
 """
@@ -216,11 +218,11 @@ sys.exit(main())
 
 @pytest.mark.parametrize(("size", "apart"), [("1", True), ("2", False)])
 def test_one_of_several_processes_exits_without_taking_the_interpreter_apart(size, apart):
-    """Threads of Gloo that are still there would abort it; what is printed and exit handlers are not lost."""
+    """Threads of Gloo that are still there would abort it; what is printed, threads and exit handlers are not lost."""
     environment = {**os.environ, "WORLD_SIZE": size, "RANK": "0"}
     done = subprocess.run([sys.executable, "-c", LEAVING], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("longtail ")
-    assert lines[1] == "handlers ran"
+    assert lines[1:3] == ["thread ended", "handlers ran"]
     assert ("taken apart" in lines) == apart

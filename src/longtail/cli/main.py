@@ -9,6 +9,7 @@ import atexit
 import importlib
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -80,11 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """Exit without taking the interpreter apart.
+    """Exit as Python does, with threads joined and handlers called, but do not take the interpreter apart.
 
     Threads of Gloo outlive its process group. If one of them releases its last tensor while the interpreter is taken
     apart, the process is aborted after all its work is done, and torchrun reports a failure.
     """
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
