@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,10 +37,11 @@ def start_torchrun(words: Words, folder: Path, before: Callable[[], None] = lamb
         return main(at(folder, words))
 
     def agent() -> int:
-        places = [folder.parent / f"worker{number}" for number in range(PROCESSES)]
-        workers = [_fork_worker(place, command) for place in places]  # before the agent has threads
+        # Names of this launch alone: a program of an agent that was killed must not find the next one's worker.
+        meeting = folder.parent / uuid.uuid4().hex[:8]
+        workers = [_fork_worker(f"{meeting}-{number}", command) for number in range(PROCESSES)]  # before any thread
         try:
-            return _launch(folder.parent)
+            return _launch(meeting)
         finally:
             for worker in workers:
                 os.kill(worker, signal.SIGKILL)
@@ -55,10 +57,9 @@ def under_torchrun(words: Words, folder: Path, before: Callable[[], None] = lamb
     return code - 256 if code > 200 else code  # an exit code has no sign
 
 
-def _launch(work: Path) -> int:
+def _launch(meeting: Path) -> int:
     import logging
     import shutil
-    import uuid
 
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -69,26 +70,25 @@ def _launch(work: Path) -> int:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=PROCESSES,
-        logs_specs=DefaultLogsSpecs(log_dir=str(work / "agent")),
+        logs_specs=DefaultLogsSpecs(log_dir=f"{meeting}-agent"),
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
     try:
-        elastic_launch(config, sys.executable)("-S", "-E", __file__, str(work))
+        elastic_launch(config, sys.executable)("-S", "-E", __file__, str(meeting))
     except ChildFailedError as error:
         return min(failure.exitcode for failure in error.failures.values())
     finally:
-        shutil.rmtree(work / "agent", ignore_errors=True)
+        shutil.rmtree(f"{meeting}-agent", ignore_errors=True)
     return 0
 
 
-def _fork_worker(place: Path, command: Callable[[], int]) -> int:
+def _fork_worker(place: str, command: Callable[[], int]) -> int:
     """Fork a process that waits for the program at a place, takes its environment and runs a command."""
-    place.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
-    server.bind(str(place))
+    server.bind(place)
     server.listen()
     worker = os.fork()
     if worker:
@@ -117,7 +117,7 @@ def _end_with(program: socket.socket) -> None:
 def main() -> None:
     """What the agent starts."""
     program = socket.socket(socket.AF_UNIX)
-    program.connect(f"{sys.argv[1]}/worker{os.environ['LOCAL_RANK']}")
+    program.connect(f"{sys.argv[1]}-{os.environ['LOCAL_RANK']}")
     program.sendall((json.dumps(dict(os.environ)) + "\n").encode())
     worker = int(program.recv(64))
     for number in (signal.SIGTERM, signal.SIGINT):
