@@ -85,7 +85,7 @@ def measure(name: str, root: str, rounds: int, folder: Path) -> list[dict[str, o
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=["cifar10-lt-100-resnet32-seed0"])
+    parser.add_argument("--networks", nargs="+", default=[f"cifar10-lt-100-resnet32-seed{seed}" for seed in range(3)])
     parser.add_argument("--root", help="folder with CIFAR (default: unpacked once)")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
@@ -100,9 +100,8 @@ def main() -> None:
         "A calibration on a few images of every class",
         rows,
         "`longtail calibrate RUN` with `--images-per-class auto`: open, extract, solve, fold, write. Median, least and "
-        "most over rounds; in each the images are drawn anew. There is one released network of each data set, so the "
-        "rounds are draws of the images, not trainings. Asked for: ≤ 0.20 forward passes, ≤ 0.1 points from all "
-        "images, ≤ 0.5 s for everything but the network.",
+        "most over rounds; in each the images are drawn anew. Every network is a training of its own. Asked for: ≤ 0.20 "
+        "forward passes, ≤ 0.1 points from all images, ≤ 0.5 s for everything but the network.",
         rounds=arguments.rounds,
     )
 
