@@ -10,7 +10,7 @@ import torch
 
 from longtail import CRT, HALO, LWS, MARC, DisAlign, LogitAdjustment, Outputs, TauNorm, TemperatureScaling
 from longtail.errors import UserError
-from longtail.posthoc import MatrixScaling, PlattScaling, VectorScaling
+from longtail.posthoc import MatrixScaling, PlattScaling, Tempered, VectorScaling
 from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
 
 from .conftest import HEAD, LABELS, LOGITS, outputs
@@ -70,6 +70,9 @@ def test_which_images_a_method_is_fitted_on():
     assert MARC(solver="sgd").enough_images(4) is None
     assert chosen_images("all", MARC(), counts) is None
     assert chosen_images("auto", CRT(), counts) is None
+    assert chosen_images("auto", VectorScaling(), counts).most == 1  # it uses held-out images alone
+    assert Tempered(MARC()).enough_images(4) == 400
+    assert Tempered(CRT()).enough_images(4) is None
     assert chosen_images("auto", MARC(), counts).most == math.ceil(800 / math.sqrt(3))
     few = chosen_images(7, CRT(), counts, seed=3)
     assert (few.most, few.seed) == (7, 3)
@@ -98,6 +101,7 @@ def test_a_model_that_knows_its_training_images_is_told():
     assert told(3, MARC()) == []
     assert told(0, MARC(), split="test") == []
     assert told(0, LogitAdjustment()) == []
+    assert told(0, VectorScaling()) == []  # fitted on others
     warn_if_all_is_known(MARC(), None)
 
 

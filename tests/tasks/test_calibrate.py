@@ -249,7 +249,9 @@ def test_a_few_images_per_class_are_printed_recorded_and_kept_apart(capsys, digi
     assert (digits_copy / "outputs" / "train-views1-9-per-class-seed4.safetensors").is_file()
     for method, samples in (("marc", counts.sum()), ("logit-adjustment", 10)):
         words = ("calibrate", digits_copy, "--method", method, "--out", digits_copy / "again", "--overwrite")
-        assert run_command(capsys, *words)[0] == 0
+        code, _, error = run_command(capsys, *words)
+        assert code == 0
+        assert ("at most 1 image per class: 10 of" in error) == (method == "logit-adjustment")
         fitted_on = json.loads((digits_copy / "again" / "calibration.json").read_text())["fitted_on"]
         assert fitted_on["samples"] == samples  # auto: no class of the digits has more than MARC needs
     for bad in ("0", "some"):

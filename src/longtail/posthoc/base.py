@@ -130,7 +130,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     def enough_images(self, num_classes: int) -> int | None:
         """How many training images per class are enough for nearly the same result as all images; None: all."""
-        return None
+        return 1 if self.fitted_on_unseen else None
 
     @property
     def needs_validation(self) -> bool:

@@ -43,7 +43,7 @@ def fit_outputs(
 
 def warn_if_all_is_known(method: PostHoc, train: Outputs | None) -> None:
     """Warn if the model makes no mistakes on the images that a method is fitted on."""
-    if train is None or train.split != "train" or not method.learns_from_seen:
+    if train is None or train.split != "train" or method.fitted_on_unseen or not method.learns_from_seen:
         return
     some = np.linspace(0, len(train) - 1, min(len(train), LOOKED_AT)).astype(int)
     rows = train.rows()

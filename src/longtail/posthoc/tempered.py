@@ -61,6 +61,9 @@ class Tempered(PostHoc):
     def needs_every_class(self) -> bool:  # type: ignore[override]
         return self.method.needs_every_class
 
+    def enough_images(self, num_classes: int) -> int | None:
+        return self.method.enough_images(num_classes)  # the temperature is fitted on others
+
     @property
     def chosen_(self) -> dict[str, float]:
         return {**self.method.chosen_, "temperature": self.temperature_}

@@ -73,9 +73,9 @@ def calibrate_run(
     held_out = {split: extractor.outputs(split) for split in ("validation", "test") if split in run.split_sizes}
     validation = held_out.get("validation")
     if few and not method.fitted_on_unseen:
-        taken = np.minimum(run.class_counts, few.most).sum()
+        taken, kind = np.minimum(run.class_counts, few.most).sum(), "image" if few.most == 1 else "images"
         extractor.display.line(
-            f"fitting on at most {few.most} images per class: {taken:,} of {run.class_counts.sum():,} "
+            f"fitting on at most {few.most} {kind} per class: {taken:,} of {run.class_counts.sum():,} "
             "(--images-per-class all for all of them)"
         )
     train = None if method.fitted_on_unseen else extractor.outputs("train", views=views, few=few)
