@@ -38,3 +38,15 @@ def test_equal_logits_of_other_features_are_other_samples():
             require_unseen(*pair)
     with pytest.raises(UserError, match="training outputs have 3 features per sample, held-out outputs 2"):
         require_unseen(known, from_arrays(rows, labels, features=np.ones((20, 2))))
+
+
+def test_a_few_images_per_class_are_enough_to_find_them():
+    """Of 1,000 images of class 0 only 50 are at hand, so of 200 held-out copies of them about 10 are found."""
+    rows, labels = RNG.normal(size=(1100, 2)), np.repeat([0, 1], [1000, 100])
+    kept = np.concatenate([RNG.permutation(1000)[:50], np.arange(1000, 1050)])
+    few = from_arrays(rows[kept], labels[kept], class_counts=[1000, 100])
+    copies = from_arrays(rows[:1000:5], labels[:1000:5], need_every_class=False, classes=np.arange(2))
+    with pytest.raises(UserError, match="of 200 held-out samples are training samples too"):
+        require_unseen(few, copies)
+    some = np.concatenate([rows[kept[:2]], RNG.normal(size=(198, 2))])  # duplicates in the data set
+    require_unseen(few, from_arrays(some, labels[:200], need_every_class=False, classes=np.arange(2)))
