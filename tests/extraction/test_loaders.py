@@ -95,6 +95,14 @@ KNOWN = {
     "last batch left out": (lambda: DataLoader(PLAIN, 16, shuffle=True, drop_last=True), COUNTS),
     "some of them": (lambda: DataLoader(Silent(), 16, sampler=SubsetRandomSampler(range(0, 100, 2))), HALF),
     "a batch sampler": (lambda: DataLoader(Silent(), batch_sampler=BatchSampler(range(0, 100, 2), 7, False)), HALF),
+    "weights in a batch sampler": (
+        lambda: DataLoader(PLAIN, batch_sampler=BatchSampler(WeightedRandomSampler(WEIGHTS, 400), 16, False)),
+        COUNTS,
+    ),
+    "last batch of a batch sampler left out": (
+        lambda: DataLoader(PLAIN, batch_sampler=BatchSampler(range(100), 16, True)),
+        COUNTS,
+    ),
     "some, last left out": (
         lambda: DataLoader(PLAIN, 16, sampler=SubsetRandomSampler(range(0, 100, 2)), drop_last=True),
         HALF,

@@ -2,7 +2,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import longtail
 from longtail import MARC, TauNorm
@@ -33,6 +44,21 @@ class Stream(IterableDataset):
         return iter(zip(X, Y, strict=True))
 
 
+class Backwards(Sampler):
+    """All samples, or the last ones alone."""
+
+    def __init__(self, size=85):
+        self.size = size
+
+    def __iter__(self):
+        return iter(range(len(Y) - 1, len(Y) - 1 - self.size, -1))
+
+
+class FirstTen(SequentialSampler):
+    def __iter__(self):
+        return iter(range(10))
+
+
 class Unlabelled(Pictures):
     def __init__(self):
         self.read = []
@@ -61,6 +87,9 @@ def test_only_the_chosen_are_read(model):
     [
         TensorDataset(X, Y),
         DataLoader(Pictures(), batch_size=7, shuffle=True),
+        DataLoader(TensorDataset(X, Y), 7, sampler=RandomSampler(Y, replacement=True, num_samples=20)),
+        DataLoader(TensorDataset(X, Y), 7, sampler=Backwards()),
+        DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(Backwards(), 7, True)),
         DataLoader(Subset(TensorDataset(X.flip(0), Y.flip(0)), list(range(len(Y) - 1, -1, -1))), batch_size=16),
         DataLoader(
             Pictures(Y),
@@ -70,7 +99,7 @@ def test_only_the_chosen_are_read(model):
             },
         ),
     ],
-    ids=["TensorDataset", "shuffled DataLoader", "Subset", "own collate_fn"],
+    ids=["TensorDataset", "shuffled", "replacement", "own sampler", "batch sampler", "Subset", "own collate_fn"],
 )
 def test_every_data_set_that_knows_its_labels(model, loader):
     outputs = longtail.extract(model, loader, images_per_class=6, device="cpu")
@@ -98,11 +127,26 @@ def test_a_hugging_face_data_set(model):
         (Pictures(targets=[0, 1]), "not one class number per sample"),
         (Pictures(targets=Y.flip(0).tolist()), "not those the data set says it has"),
         (DataLoader(TensorDataset(X, Y), sampler=WeightedRandomSampler([1.0] * 85, 85)), "WeightedRandomSampler"),
+        (
+            DataLoader(
+                TensorDataset(X, Y), batch_sampler=BatchSampler(WeightedRandomSampler([1.0] * 85, 85), 5, False)
+            ),
+            "a WeightedRandomSampler, which does not show every sample once",
+        ),
+        (DataLoader(TensorDataset(X, Y), sampler=Backwards(80)), "a Backwards, which does not show every sample once"),
+        (DataLoader(TensorDataset(X, Y), sampler=FirstTen(Y)), "a FirstTen, which does not show every sample once"),
+        (DataLoader(TensorDataset(X, Y), sampler=SequentialSampler(Y[:10])), "does not show every sample once"),
+        (DataLoader(Pictures(), batch_size=None), "the loader has no batch size"),
+        (TensorDataset(X[:0], Y[:0]), "a TensorDataset without samples has none to choose"),
+        (Pictures(targets=[-1, *Y[1:].tolist()]), "sample 0 has the label -1, but classes are numbered from 0 on"),
     ],
 )
 def test_what_cannot_skip_or_does_not_know_its_labels_says_so(model, loader, message):
     with pytest.raises(UserError, match=message):
         longtail.extract(model, loader, images_per_class=6, device="cpu")
+    if "batches" not in message and "says it has" not in message:  # known before the model is run
+        with pytest.raises(UserError, match=message):
+            longtail.calibrate(model, loader, images_per_class="auto", device="cpu")
 
 
 def test_calibrate_takes_what_the_method_needs(model):
@@ -118,5 +162,9 @@ def test_calibrate_takes_what_the_method_needs(model):
     pictures.read.clear()
     longtail.calibrate(model, pictures, TauNorm(tau=1.0), images_per_class="auto", device="cpu")
     assert len(pictures.read) == 3
+    pictures.read.clear()
+    held_out = TensorDataset(X + 0.1, Y)
+    longtail.calibrate(model, pictures, "vector", validation=held_out, images_per_class="auto", device="cpu")
+    assert len(pictures.read) == 3  # it is fitted on the held-out samples
     with pytest.raises(UserError, match="unknown images_per_class 'some'"):
         longtail.calibrate(model, pictures, images_per_class="some", device="cpu")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from longtail.backbones.inference import BATCH
 from longtail.core.random_state import random_state_kept
@@ -78,8 +78,8 @@ def order_of(loader: Any) -> Order:
     if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset) or hasattr(loader, "split_batches"):
         return Order()  # the last: one process reads and deals out batches, as accelerate can do
     batches = loader.batch_sampler
-    plain = type(batches) is BatchSampler
-    sampler = loader.sampler if batches is None or plain else batches
+    # A loader that was given its batch sampler has another sampler of its own, which it does not use.
+    sampler = loader.sampler if batches is None else batches.sampler if type(batches) is BatchSampler else batches
     shards = _shards(sampler)
     first, second = (_drawn(sampler, dataset, seed) for seed in (1, 2))
     if first is None or second is None:
@@ -87,8 +87,8 @@ def order_of(loader: Any) -> Order:
     once = len(np.unique(first)) == len(first)
     same = shards > 1 or np.array_equal(np.unique(first), np.unique(second))
     kept = len(first)
-    if plain and loader.drop_last:
-        kept -= kept % (loader.batch_size or 1)
+    if type(batches) is BatchSampler and batches.drop_last:
+        kept -= kept % batches.batch_size
     return Order(
         shards=shards,
         positions=first[:kept] if np.array_equal(first, second) else None,
@@ -97,6 +97,16 @@ def order_of(loader: Any) -> Order:
         short=kept < len(first) or getattr(sampler, "drop_last", False) is True,
         dataset=dataset,
     )
+
+
+def shows_all(loader: DataLoader[Any]) -> bool:
+    """Whether a loader draws from its whole data set, no sample more often than another in the long run."""
+    batches = loader.batch_sampler
+    sampler = batches.sampler if type(batches) is BatchSampler else None
+    if type(sampler) in (SequentialSampler, RandomSampler):  # RandomSampler may take a part, another one each time
+        return len(sampler.data_source) == len(loader.dataset)  # type: ignore[arg-type, union-attr]
+    order = order_of(loader)
+    return not order.uneven and order.support is not None and len(order.support) == len(loader.dataset)  # type: ignore[arg-type]
 
 
 def _shards(sampler: Any) -> int:

@@ -28,7 +28,7 @@ from longtail.extraction.batches import Batch, key_for, split_batch
 from longtail.extraction.loaders import Order, as_batches, order_of, training_counts
 from longtail.extraction.reader import FEW, find, head_arrays, in_step, read, unexplained
 from longtail.extraction.running import Running, running
-from longtail.extraction.selection import Part, few_of
+from longtail.extraction.selection import Part, few_of, known_labels
 from longtail.extraction.sharing import join_files, joined, row_numbers, sharing_errors
 from longtail.networks.head import fingerprint
 from longtail.networks.head_search import Head
@@ -82,7 +82,7 @@ def extract(
     display = display or Display(quiet=not progress)
     part = None
     if images_per_class != "all":
-        loader, part = few_of(loader, Few(images_per_class, seed))
+        loader, part = few_of(loader, Few(images_per_class, seed), known_labels(loader))
     order = order_of(loader)
     with ExitStack() as stack:
         ready = stack.enter_context(running(model, device, shards=order.shards))

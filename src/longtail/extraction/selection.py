@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from longtail.backbones.inference import BATCH
 from longtail.data.counts import dataset_labels
 from longtail.data.imbalance import Few
 from longtail.data.worker_processes import quiet_about_workers
 from longtail.errors import UserError
+from longtail.extraction.loaders import shows_all
 
 WITHOUT = "pass a data set with its labels in .targets, or a DataLoader of one, or images_per_class='all'"
+INSTEAD = "pass the data set itself, or images_per_class='all'"
 
 
 def known_labels(loader: Any) -> np.ndarray:
@@ -26,6 +28,11 @@ def known_labels(loader: Any) -> np.ndarray:
             f"the labels of a {type(data).__name__} are not known before it is read, or are not one class number per "
             f"sample; {WITHOUT}"
         )
+    if not len(labels):
+        raise UserError(f"a {type(data).__name__} without samples has none to choose")
+    if labels.min() < 0:
+        place = int(labels.argmin())
+        raise UserError(f"sample {place} has the label {labels[place]}, but classes are numbered from 0 on")
     return labels
 
 
@@ -59,14 +66,17 @@ class Part:
         """The fields of the outputs that describe them; raises if the batches had other labels than expected."""
         if not np.array_equal(shown, self.labels[self.rows]):
             raise UserError(
-                "the labels in the batches are not those the data set says it has; images_per_class cannot be used"
+                "the labels in the batches are not those the data set says it has, by which images per class are "
+                "chosen; pass images_per_class='all'"
             )
         return {"indices": self.rows, "images_per_class": self.few.most, "images_seed": self.few.seed}
 
 
-def few_of(loader: Any, few: Few) -> tuple[DataLoader[Any], Part]:
-    """A loader of a few images of every class, and which they are; every process of a group runs all of them."""
-    labels = known_labels(loader)
+def few_of(loader: Any, few: Few, labels: np.ndarray) -> tuple[DataLoader[Any], Part]:
+    """A loader of a few images of every class, and which they are, given the labels (N,) of all.
+
+    Every process of a group runs all of them.
+    """
     part = Part(few, labels, few.rows(labels))
     return only(loader, part.rows), part
 
@@ -74,14 +84,22 @@ def few_of(loader: Any, few: Few) -> tuple[DataLoader[Any], Part]:
 def _data_set(loader: Any) -> Any:
     """The data set behind a loader, if samples can be taken from it by their number."""
     if isinstance(loader, DataLoader):
-        plain = isinstance(loader.sampler, SequentialSampler | RandomSampler) and loader.batch_size is not None
-        if not isinstance(loader.dataset, IterableDataset) and not plain:
-            raise UserError(
-                f"the loader draws its samples with a {type(loader.sampler).__name__}, which a choice of images per "
-                "class would undo; pass the data set itself, or images_per_class='all'"
-            )
+        if not isinstance(loader.dataset, IterableDataset):
+            _require_plain(loader)
         return _data_set(loader.dataset)
     mapped = hasattr(loader, "__getitem__") and hasattr(loader, "__len__") and not isinstance(loader, list | tuple)
     if isinstance(loader, IterableDataset) or not mapped:
         raise UserError(f"a {type(loader).__name__} cannot skip samples, it gives one after another; {WITHOUT}")
     return loader
+
+
+def _require_plain(loader: DataLoader[Any]) -> None:
+    """Refuse a loader that shows something else than batches of all samples of its data set."""
+    if loader.batch_sampler is None:
+        raise UserError(f"the loader has no batch size, so images per class cannot be chosen of its samples; {INSTEAD}")
+    if not shows_all(loader):
+        inner = getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
+        raise UserError(
+            f"the loader draws its samples with a {type(inner).__name__}, which does not show every sample once, and a "
+            f"choice of images per class would undo that; {INSTEAD}"
+        )

@@ -117,8 +117,9 @@ def calibrate(
     method.check_settings()
     part = None
     if images_per_class != "all":
-        few = chosen_images(images_per_class, method, np.bincount(known_labels(loader)), seed)
-        loader, part = (loader, None) if few is None else few_of(loader, few)
+        labels = known_labels(loader)
+        few = chosen_images(images_per_class, method, np.bincount(labels), seed)
+        loader, part = (loader, None) if few is None else few_of(loader, few, labels)
     orders = [order_of(one) for one in (loader, validation)[: 1 if validation is None else 2]]
     with running(model, device, shards=max(order.shards for order in orders)) as ready:
         refuse_copies_of_fsdp(ready.model)
