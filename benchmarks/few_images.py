@@ -100,8 +100,8 @@ def main() -> None:
         "A calibration on a few images of every class",
         rows,
         "`longtail calibrate RUN` with `--images-per-class auto`: open, extract, solve, fold, write. Median, least and "
-        "most over rounds; in each the images are drawn anew. Every network is a training of its own. Asked for: ≤ 0.20 "
-        "forward passes, ≤ 0.1 points from all images, ≤ 0.5 s for everything but the network.",
+        "most over rounds; in each the images are drawn anew. Every network is a training of its own. Asked for: ≤ "
+        "0.20 forward passes, ≤ 0.1 points from all images, ≤ 0.5 s for everything but the network.",
         rounds=arguments.rounds,
     )
 
