@@ -1,3 +1,4 @@
+import resource
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from longtail import Outputs
+from longtail.errors import UserError
 from longtail.report import figures
 from longtail.report.figures import FIGURES, write_figures
 from longtail.report.style import drawing
@@ -23,6 +25,19 @@ def test_every_figure_is_written_in_three_formats_and_is_not_empty(real_summary,
             pixels = np.asarray(Image.open(file).convert("L"))
             assert pixels.std() > 5
             assert min(pixels.shape) > 300
+
+
+@pytest.mark.parametrize("kind", figures.UNDATED)
+def test_a_figure_without_space_is_one_error_and_leaves_nothing(kind, real_summary, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "UNDATED", {kind: figures.UNDATED[kind]})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(UserError, match=rf"class-means\.{kind} needs .* bytes: File too large"):
+            write_figures(real_summary, tmp_path, ["class-means"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_figure_is_the_same_file(real_summary, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from longtail.core.files import write_bytes
 from longtail.metrics.scores import Metrics
 from longtail.metrics.state import State
 from longtail.metrics.table import SCORES, SHOTS
@@ -42,9 +44,11 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     # The layout is computed once; for every format again, it would take longer than the drawing.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    files = [folder / f"{name}.{kind}" for kind in UNDATED]
-    for path, metadata in zip(files, UNDATED.values(), strict=True):
-        figure.savefig(path, dpi=160, metadata=metadata)
+    files = []
+    for kind, metadata in UNDATED.items():
+        drawn = io.BytesIO()  # in memory first: Matplotlib does not clean up after a disk that is full
+        figure.savefig(drawn, format=kind, dpi=160, metadata=metadata)
+        files.append(write_bytes(folder / f"{name}.{kind}", drawn.getvalue()))
     return files
 
 
