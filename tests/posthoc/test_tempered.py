@@ -10,6 +10,7 @@ from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.held import sample_weights
 from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.target_prior import NEVER
 
 from .conftest import LABELS, LOGITS, outputs
 
@@ -77,6 +78,14 @@ def test_what_cannot_be_tempered_is_refused():
         Tempered(MARC()).fit(*train)
     with pytest.raises(UserError, match="follows a method that changes decisions"):
         Tempered(TemperatureScaling()).fit(*train)
+    with pytest.raises(UserError, match="880 of 880 held-out samples are training samples too"):
+        Tempered(MARC()).fit(*train, validation=train)
+    logits, y = overconfident(rng, COUNTS, BIAS)
+    one, two = y == 0, y < 2
+    with pytest.raises(UserError, match="the held-out samples are of 1 class; a temperature needs two at least"):
+        Tempered(MARC()).fit(*train, validation=(logits[one], y[one]))
+    with pytest.raises(UserError, match="of 1 class that the target prior expects; a temperature needs two"):
+        Tempered(HALO(target_prior=[1, 0, 1, 1])).fit(*train, validation=(logits[two], y[two]))
 
 
 def test_a_temperature_is_one_number_more():
@@ -114,5 +123,10 @@ def test_what_a_target_prior_adds_is_zero_for_a_class_that_never_occurs():
     fitted = Tempered(HALO(target_prior=[5.0, 1.0, 0.0, 2.0])).fit(*train, validation=held)
     expected = [np.log(5 / 8), np.log(1 / 8), 0.0, np.log(2 / 8)]
     np.testing.assert_allclose(fitted._target(torch.zeros(4)), expected, rtol=1e-6)
+    assert fitted.temperature_ != 1
+    assert (fitted.transform(held[0])[:, 2] == NEVER).all()  # whatever the temperature, finite in float16
+    weight, bias = fitted.fold(torch.randn(4, 3), torch.zeros(4))
+    assert weight[2].tolist() == [0, 0, 0]
+    assert bias[2] == NEVER
     plain = Tempered(LogitAdjustment()).fit(*train, validation=held)
     assert plain._target(torch.zeros(4)).tolist() == [0, 0, 0, 0]

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from longtail import MARC, LogitAdjustment, Outputs, TauNorm, TemperatureScaling
 from longtail.errors import UserError
+from longtail.posthoc.fitting import fit_outputs
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.unseen import require_unseen
 
@@ -50,3 +52,24 @@ def test_a_few_images_per_class_are_enough_to_find_them():
         require_unseen(few, copies)
     some = np.concatenate([rows[kept[:2]], RNG.normal(size=(198, 2))])  # duplicates in the data set
     require_unseen(few, from_arrays(some, labels[:200], need_every_class=False, classes=np.arange(2)))
+
+
+@pytest.mark.parametrize("method", [MARC("auto"), TauNorm(), LogitAdjustment("auto"), TemperatureScaling()])
+def test_what_is_chosen_or_fitted_on_held_out_images_refuses_training_images(method):
+    rows, labels = RNG.normal(size=(40, 3)), np.arange(40) % 3
+    train = Outputs(labels, np.bincount(labels), logits=rows, split="train")
+    held_out = Outputs(labels, np.bincount(labels), logits=rows, split="validation")
+    with pytest.raises(UserError, match="40 of 40 held-out samples are training samples too"):
+        fit_outputs(method, train, held_out)
+    if not method.fitted_on_unseen:
+        with pytest.raises(UserError, match="40 of 40"):
+            method.fit(train, validation=held_out)
+    # Logits of cross-validation are held out from both the fit and the choice.
+    method.fit(rows, labels, validation=(rows, labels))
+
+
+def test_training_images_may_be_scored_where_nothing_is_chosen_on_them():
+    rows, labels = RNG.normal(size=(40, 3)), np.arange(40) % 3
+    train = Outputs(labels, np.bincount(labels), logits=rows, split="train")
+    fit_outputs(MARC(), train, train)
+    fit_outputs(TemperatureScaling(), None, train)

@@ -27,6 +27,7 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.folding import folded_affine, is_trained
 from longtail.posthoc.inputs import FitData, from_arrays, from_outputs
 from longtail.posthoc.result import FitResult
+from longtail.posthoc.unseen import require_unseen
 
 Method = TypeVar("Method", bound="PostHoc")
 
@@ -94,6 +95,9 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             held_out = self._check(*given[:2], need_every_class=False, classes=data.classes, **more)
         named = np.empty((0, data.num_classes)) if isinstance(logits, Outputs) else logits
         validate_data(self, named, skip_check_array=True)  # number and names of the columns
+        # Arrays may be logits of cross-validation, which are held out from both.
+        if isinstance(logits, Outputs) and held_out is not None and self.chooses_a_setting:
+            require_unseen(data, held_out)
         return self.fit_checked(data, held_out)
 
     def fit_checked(self, data: FitData, validation: FitData | None) -> Self:
@@ -135,7 +139,12 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     @property
     def needs_validation(self) -> bool:
         """Whether held-out outputs are needed, to choose a setting or for the whole fit."""
-        return self.fitted_on_unseen or any(getattr(self, name) == "auto" for name in self.tuned)
+        return self.fitted_on_unseen or self.chooses_a_setting
+
+    @property
+    def chooses_a_setting(self) -> bool:
+        """Whether a setting is chosen on held-out outputs."""
+        return any(getattr(self, name) == "auto" for name in self.tuned)
 
     @property
     def chosen_(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ from longtail.errors import UserError, choose
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import from_outputs
+from longtail.posthoc.unseen import require_unseen
 
 LOOKED_AT = 20_000  # training samples that are checked for mistakes of the model
 ALL_KNOWN = 0.99
@@ -35,10 +36,15 @@ def fit_outputs(
                 f"{type(method).__name__} must be fitted on images that the network has not seen, but there are none: "
                 "hold out images in training (--validation 0.1) or give held-out outputs (--validation FILE)"
             )
+        if train is not None:
+            require_unseen(from_outputs(train, world, need_every_class=False), held_out)
         method.fit_checked(held_out, None)
         return
     assert train is not None
-    method.fit_checked(from_outputs(train, world, need_every_class=needed), held_out)
+    data = from_outputs(train, world, need_every_class=needed)
+    if held_out is not None and method.chooses_a_setting:
+        require_unseen(data, held_out)
+    method.fit_checked(data, held_out)
 
 
 def warn_if_all_is_known(method: PostHoc, train: Outputs | None) -> None:

@@ -20,6 +20,8 @@ from longtail.posthoc.halo import WAYS
 from longtail.posthoc.held import sample_weights
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.likelihood import best_scale
+from longtail.posthoc.target_prior import shifted, shifted_head
+from longtail.posthoc.unseen import require_unseen
 
 
 class Tempered(PostHoc):
@@ -73,11 +75,15 @@ class Tempered(PostHoc):
             raise UserError(
                 f"a temperature is fitted on images that the network has not seen, but there are none: {WAYS}"
             )
+        require_unseen(data, validation)
         self.method.fit_checked(data, validation)
         self.result_ = self.method.result_
         labels = validation.labels.numpy()
-        never = np.isneginf(np.asarray(getattr(self.method, "log_target_", np.zeros(data.num_classes))))
+        never = np.isneginf(self._ruled_out)
         present = np.flatnonzero((validation.seen_counts > 0) & ~never)
+        if len(present) < 2:
+            known = "class that the target prior expects" if never.any() else "class"
+            raise UserError(f"the held-out samples are of {len(present)} {known}; a temperature needs two at least")
         place = np.full(data.num_classes, -1)
         place[present] = np.arange(len(present))
         parts = []
@@ -96,16 +102,22 @@ class Tempered(PostHoc):
         shift = np.zeros(self.method.n_features_in_) if known is None else np.asarray(known)
         return torch.from_numpy(np.where(np.isneginf(shift), 0.0, shift)).to(like)
 
+    @property
+    def _ruled_out(self) -> np.ndarray:
+        """(K,) -inf for a class of target prior 0, which the temperature does not move; 0 for the others."""
+        known = np.asarray(getattr(self.method, "log_target_", np.zeros(self.method.n_features_in_)))
+        return np.where(np.isneginf(known), -np.inf, 0.0)
+
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         calibrated = self.method.transform(logits, features)
         target = self._target(calibrated)
-        return (calibrated - target) / self.temperature_ + target
+        return shifted((calibrated - target) / self.temperature_ + target, self._ruled_out)
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         check_is_fitted(self)
         folded, offset = self.method.fold(weight, bias)
         target = self._target(offset)
-        return folded / self.temperature_, (offset - target) / self.temperature_ + target
+        return shifted_head(folded / self.temperature_, (offset - target) / self.temperature_ + target, self._ruled_out)
 
     @property
     def n_parameters_(self) -> int:
