@@ -106,7 +106,9 @@ def test_without_unseen_samples_it_refuses():
         ("class,weight\n0,1\n1,2\n2,x\n3,1\n", "line 4: expected class,weight, found 2,x"),
         ("0,1\n1,2\n2,3\n3,4\n4,1\n", "line 5: there is no class 4"),
         ("0,1\n0,2\n", "line 2: class 0 has a weight already"),
-        ("0,1\n1,-2\n2,3\n3,1\n", r"target_prior\[1\] is -2"),
+        ("0,1\n1,-2\n2,3\n3,1\n", "line 2: class 1 has weight -2; weights are finite, at least 0"),
+        ("0,1\n1,2\n2,inf\n3,1\n", "line 3: class 2 has weight inf; weights"),
+        ("0,1\n1,2\n2,nan\n3,1\n", "line 3: class 2 has weight nan; weights"),
     ],
 )
 def test_a_file_of_weights_that_cannot_be_is_named(tmp_path: Path, text, message):

@@ -1,5 +1,7 @@
 """Target priors: words, powers, weights and files."""
 
+import csv
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,14 @@ import torch
 from longtail.errors import UserError
 from longtail.posthoc.candidates import stratified, target_weights
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.target_prior import NEVER, log_target, shifted, shifted_head
+from longtail.posthoc.target_prior import (
+    NEVER,
+    check_target_prior,
+    log_target,
+    read_weights,
+    shifted,
+    shifted_head,
+)
 
 from .conftest import LABELS, LOGITS
 
@@ -65,3 +74,30 @@ def test_weights_of_the_target_prior_and_folds():
     for label in range(4):
         assert np.ptp(np.bincount(folds[label == LABELS], minlength=3)) <= 1
     assert (folds != stratified(LABELS, 3, seed=1)).any()
+
+
+@pytest.mark.parametrize("divided_by", [",", ";", "\t"])
+@pytest.mark.parametrize("heading", [True, False])
+def test_files_of_spreadsheets_and_odd_names(tmp_path, divided_by, heading):
+    """Cells divided as in other countries; a class called like the heading, one with spaces, one with a comma."""
+    names = ("class", " space ", "café, bar", "b")
+    rows = [(name, str(weight)) for weight, name in enumerate(names)]
+    with (tmp_path / "prior.csv").open("w", newline="") as file:
+        csv.writer(file, delimiter=divided_by).writerows([("class", "weight")] * heading + rows)
+    assert read_weights(tmp_path / "prior.csv", names).tolist() == [0, 1, 2, 3]
+
+
+def test_spaces_around_a_name_do_not_matter_and_a_wrong_first_line_does(tmp_path):
+    path = tmp_path / "prior.csv"
+    path.write_text(" a , 1\n b,2\n")
+    assert read_weights(path, ("a", "b")).tolist() == [1, 2]
+    path.write_text("a,many\nb,2\n")
+    with pytest.raises(UserError, match="line 1: expected class,weight, found a,many"):
+        read_weights(path, ("a", "b"))
+
+
+def test_a_file_that_is_not_there_is_said():
+    with pytest.raises(UserError, match=r"target_prior: no/prior\.csv does not exist"):
+        check_target_prior("no/prior.csv")
+    with pytest.raises(UserError, match="must be uniform, train, weights per class or a CSV file, not Uniform"):
+        check_target_prior("Uniform")

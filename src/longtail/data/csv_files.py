@@ -18,7 +18,7 @@ import numpy as np
 from longtail.config import DataConfig
 from longtail.core.opening import expanded
 from longtail.core.reading import read_text, reading
-from longtail.data.file_names import DELIMITERS, beside, is_image, is_table, one_each, split_of
+from longtail.data.file_names import DELIMITERS, beside, delimiter_of, is_image, is_table, one_each, split_of
 from longtail.data.images import FileImages, as_paths
 from longtail.data.labels import from_words
 from longtail.data.splits import ReadSplits
@@ -36,8 +36,6 @@ from longtail.data.table_columns import (
 from longtail.errors import UserError
 
 Row = tuple[int, list[str]]
-DELIMITERS_TRIED = (",", ";", "\t")  # spreadsheets of many countries write semicolons
-LINES_TRIED = 20
 
 
 def read_csv(
@@ -140,23 +138,13 @@ def _rows(path: Path) -> list[Row]:
     """(line number, cells) of every row that is not empty."""
     with reading(path, "a CSV file"):
         lines = read_text(path, "a CSV file").splitlines(keepends=True)
-        reader = csv.reader(lines, delimiter=_delimiter(lines, DELIMITERS.get(path.suffix.lower(), ",")))
+        reader = csv.reader(lines, delimiter=delimiter_of(lines, DELIMITERS.get(path.suffix.lower(), ",")))
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
         if broken := [number for number, row in rows if any("\0" in cell for cell in row)]:
             raise UserError(f"{path}, line {broken[0]}: it holds a NUL character")
     if not rows:
         raise UserError(f"CSV file {path} is empty")
     return rows
-
-
-def _delimiter(lines: list[str], usual: str) -> str:
-    """What divides the cells: the first that divides each of the first lines into equally many, two or more."""
-    first = [line for line in lines if line.strip()][:LINES_TRIED]
-    for delimiter in (usual, *DELIMITERS_TRIED):
-        sizes = {len(row) for row in csv.reader(first, delimiter=delimiter)}
-        if len(sizes) == 1 and min(sizes) > 1:
-            return delimiter
-    return usual
 
 
 def _columns(rows: list[Row], told: Told, path: Path) -> Columns:

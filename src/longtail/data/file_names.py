@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,8 @@ from longtail.errors import UserError
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS_TRIED = (",", ";", "\t")  # spreadsheets of many countries write semicolons
+LINES_TRIED = 20
 SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -65,3 +68,13 @@ def beside(path: Path) -> dict[str, Path]:
         if split and split != "train":
             found.append((split, other))
     return one_each(found, path.parent)
+
+
+def delimiter_of(lines: list[str], usual: str) -> str:
+    """What divides the cells: the first that divides each of the first lines into equally many, two or more."""
+    first = [line for line in lines if line.strip()][:LINES_TRIED]
+    for delimiter in (usual, *DELIMITERS_TRIED):
+        sizes = {len(row) for row in csv.reader(first, delimiter=delimiter)}
+        if len(sizes) == 1 and min(sizes) > 1:
+            return delimiter
+    return usual

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from longtail.core.reading import read_text, reading
+from longtail.data.file_names import DELIMITERS, delimiter_of
 from longtail.errors import UserError, number
 
 WORDS = ("uniform", "train")
@@ -26,6 +27,8 @@ NEVER = -1e4  # logit of a class with target prior 0: finite in every floating t
 def check_target_prior(target_prior: Any) -> None:
     """Refuse what can be no target prior, whatever the classes are."""
     if isinstance(target_prior, str | Path) and str(target_prior) not in WORDS and not Path(target_prior).is_file():
+        if Path(target_prior).suffix.lower() in DELIMITERS:
+            raise UserError(f"target_prior: {target_prior} does not exist")
         raise UserError(f"target_prior must be uniform, train, weights per class or a CSV file, not {target_prior}")
 
 
@@ -56,16 +59,20 @@ def read_weights(path: Path, class_names: Sequence[str]) -> np.ndarray:
     """Weights (K,) of a CSV file with lines `class,weight`; a first line that is a heading is passed over."""
     with reading(path, "a target prior (lines class,weight)"):
         text = read_text(path, "a target prior").splitlines(keepends=True)
-        lines = [(line, row) for line, row in enumerate(csv.reader(text), 1) if any(row)]
+        reader = csv.reader(text, delimiter=delimiter_of(text, DELIMITERS.get(path.suffix.lower(), ",")))
+        lines = [(reader.line_num, row) for row in reader if any(row)]
+    rows = [(line, row[0] if row[0] in class_names else row[0].strip(), _number(row), row) for line, row in lines]
+    # A class may be called like the heading.
+    if rows and rows[0][2] is None and (rows[0][1] not in class_names or rows[0][1] in [row[1] for row in rows[1:]]):
+        rows = rows[1:]
     found: dict[str, float] = {}
-    for line, row in lines:
-        name, weight = row[0].strip(), _number(row)
-        if weight is None and line == lines[0][0] and name not in class_names:
-            continue
+    for line, name, weight, row in rows:
         if weight is None:
             raise UserError(f"{path}, line {line}: expected class,weight, found {','.join(row)}")
         if name not in class_names:
             raise UserError(f"{path}, line {line}: there is no class {name}; the first is {class_names[0]}")
+        if not 0 <= weight < np.inf:
+            raise UserError(f"{path}, line {line}: class {name} has weight {weight:g}; weights are finite, at least 0")
         if name in found:
             raise UserError(f"{path}, line {line}: class {name} has a weight already")
         found[name] = weight
