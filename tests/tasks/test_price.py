@@ -8,10 +8,13 @@ import pytest
 
 from longtail import LogitAdjustment, Outputs
 from longtail.cli.main import main
+from longtail.exports.card import model_card
+from longtail.methods import candidate_title
 from longtail.metrics.intervals import fallen_classes
 from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.fitting import warn_if_all_is_known
 from longtail.posthoc.marc import MARC
+from longtail.runs.folder import Run
 from longtail.tasks.calibration import compare_outputs
 
 
@@ -71,8 +74,18 @@ def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
     described = json.loads((digits_copy / "auto" / "calibration.json").read_text())
     assert described["title"] == "Auto + temperature"
     assert set(described["settings"]["method"]) == {"class", "target_prior", "seed"}
+    # What the methods inside have fitted, and on what, is recorded too; the model card says it.
+    auto = described["method_"]
+    assert set(auto["trial_"]) == {"softmax", "logit-adjustment", "marc", "crt", "halo"}
+    assert auto["method_"]["class"] == {"halo": "HALO", "crt": "CRT"}[auto["choice_"]]
+    assert f"It chose {candidate_title(auto['choice_'])}." in model_card(Run.open(digits_copy / "auto"))
+    assert main(["calibrate", str(digits_copy), "--method", "halo", "--then", "temperature"]) == 0
+    held_out = json.loads((digits_copy / "halo" / "calibration.json").read_text())["method_"]["held_out_"]
+    assert held_out.startswith("a stack of heads; 36 held-out samples")
+    assert f"not seen: {held_out}." in model_card(Run.open(digits_copy / "halo"))
+    capsys.readouterr()
     # A calibrated run: the original is calibrated.
-    assert main(["calibrate", str(digits_copy / "auto"), "--method", "halo"]) == 0
+    assert main(["calibrate", str(digits_copy / "auto"), "--method", "halo", "--overwrite"]) == 0
     printed = capsys.readouterr()
     assert "is calibrated already (Auto + temperature): calibrating" in printed.err + printed.out
     assert "fitted on a stack of heads;" in printed.err + printed.out

@@ -90,11 +90,18 @@ def _method(run: Run) -> str:
             f"\n\nStage two: {markdown_text(described.title)}{paper}; {settings}. Fitted on "
             f"{markdown_text(described.fitted_on.in_words())}; the backbone is that of stage one."
         )
-        if choice := numbers.get("choice_"):
+        if choice := _fitted(numbers, "choice_"):
             text += f" It chose {markdown_text(candidate_title(str(choice)))}."
-        if "held_out_" in numbers:
-            text += f" Images the network has not seen: {markdown_text(str(numbers['held_out_']))}."
+        if held_out := _fitted(numbers, "held_out_"):
+            text += f" Images the network has not seen: {markdown_text(str(held_out))}."
     return text
+
+
+def _fitted(numbers: Any, name: str) -> Any:
+    """A fitted attribute of a method, or of the method inside it; None if neither has it."""
+    while isinstance(numbers, dict) and name not in numbers:
+        numbers = numbers.get("method_")
+    return numbers[name] if numbers else None
 
 
 def _scores(run: Run) -> str:

@@ -28,6 +28,7 @@ from longtail.outputs.record import Outputs
 from longtail.posthoc.base import AffinePostHoc, PostHoc
 from longtail.posthoc.candidates import Trial
 from longtail.posthoc.linear import LinearHead
+from longtail.posthoc.tempered import Tempered
 from longtail.runs import own_files
 
 CALIBRATION_FILE = "calibration.json"
@@ -150,12 +151,10 @@ def write_calibration(
         class_names=list(class_names),
         model=model,
     )
-    fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
-    numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
     formula = (
         {"formula": "new_logit[j] = scale_[j] * logit[j] + shift_[j]"} if isinstance(method, AffinePostHoc) else {}
     )
-    write_json(folder / CALIBRATION_FILE, {**asdict(described), **numbers, **formula})
+    write_json(folder / CALIBRATION_FILE, {**asdict(described), **_numbers(method), **formula})
 
 
 def read_calibration(folder: Path, *, model: str | None = None) -> tuple[CalibrationFile, dict[str, Any]]:
@@ -193,6 +192,14 @@ def read_scores(path: Path, model: str) -> ScoresFile | None:
     """Scores before and after that belong to this model; None if there are none."""
     values = read_json(path) if path.is_file() else {}
     return as_record(ScoresFile, values, path) if values.get("model") == model else None
+
+
+def _numbers(method: PostHoc) -> dict[str, Any]:
+    """What was fitted; in `method_`, what the method inside fitted (of Auto, and before a temperature)."""
+    fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
+    numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
+    inner = method.method if isinstance(method, Tempered) else fitted.get("method_")
+    return {**numbers, "method_": {**_plain(inner), **_numbers(inner)}} if isinstance(inner, PostHoc) else numbers
 
 
 def _plain(value: Any) -> Any:
