@@ -154,7 +154,7 @@ CONSTANTS = {
     },
     curvature: {"MEMORY": 20, "TINY": 1e-300},
     fitting: {"LOOKED_AT": 20_000, "ALL_KNOWN": 0.99},
-    halo: {"NAMED": 5, "REMEMBERED": 1 << 28, "ENOUGH": 500, "FEW": 50},
+    halo: {"REMEMBERED": 1 << 28, "ENOUGH": 500, "FEW": 50},
     held: {"BLOCK": 1 << 17},
     heads: {"WEIGHT_RIDGE": 0.01, "BIAS_RIDGE": 1e-4, "NOTHING": 1e-6},
     likelihood: {"TEMPERATURES": (0.05, 20.0)},

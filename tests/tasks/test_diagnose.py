@@ -36,6 +36,15 @@ def test_a_biased_network_is_recognised(cifar_features, tmp_path, capsys):
     printed = capsys.readouterr()
     assert f"to do it: longtail calibrate '{tmp_path}/my run' --method halo" in printed.err
     assert "HALO ←" in printed.out
+    # The price, in the table and in the recommendation.
+    right = HALO().fit(train, validation=held_out).predict(held_out.logits) == held_out.labels
+    shares = np.array([right[held_out.labels == label].mean() for label in range(10)])
+    price = next(tried.natural for tried in diagnosis.tried if tried.name == "halo")
+    assert price == pytest.approx(train.class_counts @ shares / train.class_counts.sum(), abs=5e-3)
+    assert diagnosis.tried[0].natural == diagnosis.before.metrics.natural > price
+    told = f"{100 * diagnosis.tried[0].natural:.1f} → {100 * price:.1f}"
+    assert f"(top-1 at the training prior: {told})" in diagnosis.sentences()
+    assert f"{100 * price:.1f} │" in next(line for line in printed.out.splitlines() if "HALO ←" in line)
     assert "simplest within one standard error of the best" in " ".join(printed.out.split())
     assert diagnosis.tail_gain.value > diagnosis.gain.value
     text = diagnosis.sentences()
@@ -109,6 +118,18 @@ def test_command(capsys, digits_copy, tmp_path, cifar_features):
     assert "has no class_counts (K,), the training samples per class; add them" in capsys.readouterr().err
 
 
+def test_a_class_that_is_ruled_out_and_a_fit_on_test_images_are_said(cifar_features, tmp_path, capsys):
+    train, held_out = (outputs_of(cifar_features, split) for split in ("train", "test"))
+    weight = np.where(np.arange(10)[:, None] == 3, 0, cifar_features["weight"])
+    with pytest.raises(UserError, match="class 3 in the head is zero: the class is never predicted"):
+        diagnose(replace(held_out, head_weight=weight), train)
+    show(Diagnose(source=tmp_path), diagnose(held_out, train))
+    fitted_there = "calibrate fits HALO on validation images (longtail train --validation 0.1), not on the test images"
+    assert fitted_there in " ".join(capsys.readouterr().err.split())
+    show(Diagnose(source=tmp_path), diagnose(replace(held_out, split="validation"), train))
+    assert "calibrate fits HALO" not in capsys.readouterr().err
+
+
 def draw(rng, counts, margin, noise, bias, split):
     """Outputs of a made-up model of known bias."""
     labels = np.repeat(np.arange(len(counts)), counts)
@@ -147,3 +168,17 @@ def test_very_few_held_out_samples_are_said():
     said = "2 classes have only 2 held-out samples: a single sample moves balanced accuracy by 12.5 points."
     assert str(diagnosis).endswith(said)
     assert -1 <= diagnosis.tail_gain.low <= diagnosis.tail_gain.value <= diagnosis.tail_gain.high <= 1
+
+
+def test_classes_without_held_out_samples_are_named():
+    rng = np.random.default_rng(0)
+    bias = np.log(TRAINED_ON / TRAINED_ON.sum())
+    train = draw(rng, TRAINED_ON, 2, 0.7, bias, "train")
+    held_out = draw(rng, np.array([50, 0, 20, 10, 0]), 2, 0.7, bias, "validation")
+    diagnosis = diagnose(replace(held_out, class_names=("a", "b", "c", "d", "e")), train)
+    assert diagnosis.missing == diagnosis.to_dict()["missing"] == ["b", "e"]
+    assert diagnosis.sentences().endswith("No held-out samples of class b, e: nothing is known of them.")
+    only_head = draw(rng, np.array([50, 20, 0, 0, 0]), 2, 0.7, bias, "validation")
+    with pytest.raises(UserError, match=r"no sample of a tail class; use another split \(--split test\), or hold out"):
+        diagnose(only_head, train)
+    assert "nothing is known" not in diagnose(draw(rng, TRAINED_ON, 2, 0.7, bias, "validation"), train).sentences()

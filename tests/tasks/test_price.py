@@ -109,3 +109,29 @@ def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
         == 2
     )
     assert "target_prior must be uniform, train, weights per class or a CSV file, not odd" in capsys.readouterr().err
+
+
+def test_a_command_names_missing_classes_and_classes_that_fell(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    counts, names = np.array([1000, 200, 30, 30]), np.array(["Unknown", "a", "b", "c"])
+
+    def save(name, kept):
+        labels = np.repeat(np.arange(4), kept)
+        logits = np.eye(4)[labels] + rng.normal(size=(len(labels), 4)) + [0.5, 0, 0, 0]
+        np.savez(tmp_path / name, logits=logits, labels=labels, class_counts=counts, class_names=names)
+
+    save("train.npz", counts)
+    save("held.npz", [300, 60, 0, 20])
+    source, held, out = (str(tmp_path / name) for name in ("train.npz", "held.npz", "out"))
+    words = ["calibrate", source, "--test", held, "--out", out, "--method", "logit-adjustment"]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "test: no samples of class b; the scores are over the others" in printed
+    assert "test: recognised less often than before: Unknown (" in printed
+    assert main([*words, "--overwrite", "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)["test"]
+    assert score["missing"] == ["b"]
+    assert score["fallen"][0]["name"] == "Unknown"
+    assert score["after"]["natural"] < score["before"]["natural"]
+    assert main(["calibrate", source, "--validation", held, "--out", f"{out}2", "--method", "vector"]) == 2
+    assert "class b has no sample in labels of validation; calibration needs" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 from longtail.errors import UserError
 from longtail.metrics.intervals import Interval
 from longtail.metrics.table import MAIN_SCORES, SCORES
-from longtail.report.terminal import terminal_table
+from longtail.report.terminal import price_lines, terminal_table
 from longtail.tasks.table_rows import summarise
 from longtail.tasks.tables import latex, markdown, ranks, show_difference, tidy_csv, write_tables
 
@@ -43,6 +43,7 @@ def make(tmp_path, data="digits"):
                     "seed": seed,
                     "metrics": metrics,
                     "class_counts": [40, 30, 20, 10],
+                    "class_names": ["a", "b_c", "d", "e"],
                     "steps": 700,
                     "images": 7000 if method == "lws" else 3500,
                     "parameters": 8 if method == "marc" else None,
@@ -247,3 +248,27 @@ def test_a_row_is_not_changed_in_place(tmp_path):
     row = summarise(make(tmp_path), tmp_path)[0]
     with pytest.raises(dataclasses.FrozenInstanceError):
         row.title = "another"
+
+
+def test_the_price_of_a_calibration_is_shown(tmp_path):
+    """MARC takes b_c for another class in every seed; softmax, which nothing was done to, has no price."""
+    results = make(tmp_path)
+    for seed in (0, 1, 2):
+        file = tmp_path / f"marc-seed{seed}.npz"
+        with np.load(file) as stored:
+            predictions = np.where(LABELS == 1, 2, stored["predictions"])
+        np.savez(file, predictions=predictions, labels=LABELS)
+    rows = {row.method: row for row in summarise(results, tmp_path)}
+    (fallen,) = rows["marc"].fallen
+    before = [np.load(tmp_path / f"softmax-seed{seed}.npz")["predictions"] == LABELS for seed in (0, 1, 2)]
+    assert fallen.name == "b_c"
+    assert (fallen.before, fallen.after) == (pytest.approx(np.mean(before, 0)[LABELS == 1].mean()), 0)
+    assert rows["softmax"].fallen == rows["lws"].fallen == []
+    text = markdown(list(rows.values()), "made up")
+    assert f"interval:\n\n- MARC: b\\_c ({100 * fallen.before:.0f} → 0)\n" in text
+    assert price_lines(list(rows.values())) == [f"MARC: recognised less often than before: {fallen}"]
+    assert "Top-1 at training prior" in [column.header for column in terminal_table([*rows.values()], "").columns]
+    # Cells of earlier versions have no names.
+    unnamed = summarise([{**result, "class_names": []} for result in results], tmp_path)
+    assert [one.name for row in unnamed for one in row.fallen] == ["1"]
+    assert "less often" not in markdown([rows["softmax"], rows["lws"]], "made up")

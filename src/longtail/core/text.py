@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # Characters that move the cursor, change the direction of writing or have no place in UTF-8.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -15,6 +16,16 @@ def percent(value: float | None) -> str:
     ('45.7', 'none')
     """
     return "none" if value is None else f"{100 * value:.1f}"
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """Names in a sentence; of many, only the first.
+
+    >>> some_of(["cat", "dog"]), some_of(["cat", "dog", "hen"], most=1)
+    ('cat, dog', 'cat and 2 more')
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def clock(seconds: float) -> str:

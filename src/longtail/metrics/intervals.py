@@ -144,8 +144,8 @@ def fallen_classes(before: np.ndarray, after: np.ndarray, labels: np.ndarray, na
     """The classes whose accuracy fell significantly, the largest fall first.
 
     Args:
-        before: (N,) whether each prediction was correct before.
-        after: (N,) whether it is correct now.
+        before: (N,) whether each prediction was correct before; of several seeds, how often.
+        after: (N,) the same now.
         labels: (N,) true classes.
         names: (K,) of the classes.
     """
@@ -154,6 +154,16 @@ def fallen_classes(before: np.ndarray, after: np.ndarray, labels: np.ndarray, na
     shares = {label: (before[labels == label].mean(), after[labels == label].mean()) for label in found}
     deepest = sorted(found, key=lambda label: change.value[label])
     return [Fallen(names[label], float(shares[label][0]), float(shares[label][1])) for label in deepest]
+
+
+def fallen_text(fallen: list[Fallen], most: int = 10) -> str:
+    """The names of classes whose accuracy fell; of many classes, only the largest falls.
+
+    >>> fallen_text([Fallen("Unknown", 0.63, 0.0), Fallen("cat", 0.8, 0.7)], most=1)
+    'Unknown (63 → 0), and 1 more'
+    """
+    more = f", and {len(fallen) - most} more" if len(fallen) > most else ""
+    return ", ".join(str(one) for one in fallen[:most]) + more
 
 
 def _possible(difference: Interval) -> Interval:

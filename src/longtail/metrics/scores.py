@@ -162,6 +162,16 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
     )
 
 
+def natural_accuracy(hits: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> float:
+    """Top-1 at the training prior, from whether each prediction (N,) is correct.
+
+    >>> natural_accuracy(np.array([True, True, False]), np.array([0, 0, 1]), np.array([90, 10]))
+    0.9
+    """
+    right, own = (np.bincount(part, minlength=len(class_counts)) for part in (labels[hits], labels))
+    return _at_training_prior(_share(right, own, own > 0), class_counts)
+
+
 def _at_training_prior(per_class: np.ndarray, class_counts: np.ndarray) -> float:
     """Accuracies (K,) weighted by training samples (K,), over the classes that have test samples."""
     present = ~np.isnan(per_class)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -186,10 +187,10 @@ def vector(values: Any, classes: int, name: str) -> np.ndarray:
     return array
 
 
-def require_every_class(seen: np.ndarray, counts: np.ndarray) -> None:
-    """Every class must be in the samples and in the given training counts."""
-    _require_positive(seen, "labels")
-    require_counts(counts)
+def require_every_class(seen: np.ndarray, counts: np.ndarray, names: Sequence[str] = (), split: str = "") -> None:
+    """Every class must be in the samples and in the given training counts; classes without names are numbers."""
+    _require_positive(seen, f"labels of {split}" if split else "labels", names)
+    _require_positive(counts, "class_counts", names)
 
 
 def require_counts(counts: np.ndarray) -> None:
@@ -197,13 +198,13 @@ def require_counts(counts: np.ndarray) -> None:
     _require_positive(counts, "class_counts")
 
 
-def _require_positive(counts: np.ndarray, where: str) -> None:
+def _require_positive(counts: np.ndarray, where: str, names: Sequence[str] = ()) -> None:
     empty = np.flatnonzero(counts == 0)
     if len(empty):
-        where += f" of {counts.sum():g} sample(s)" if counts.sum() < len(counts) else ""
+        where += f", {counts.sum():g} sample(s)" if counts.sum() < len(counts) else ""
         more = f" (and {len(empty) - 1} more classes)" if len(empty) > 1 else ""
         raise UserError(
-            f"class {empty[0]} has no sample in {where}{more}; "
+            f"class {names[empty[0]] if names else empty[0]} has no sample in {where}{more}; "
             "calibration needs at least one per class: leave the class out or find samples of it"
         )
 

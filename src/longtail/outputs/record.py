@@ -132,6 +132,12 @@ class Outputs:
         return self.class_names or tuple(str(label) for label in range(self.num_classes))
 
     @property
+    def missing_classes(self) -> list[str]:
+        """Names of the classes without a sample."""
+        own = np.bincount(self.labels, minlength=self.num_classes)
+        return [self.names[label] for label in np.flatnonzero(own == 0)]
+
+    @property
     def counts_for_groups(self) -> np.ndarray:
         """(K,) counts by which classes are many-, medium- or few-shot."""
         return self.class_counts if self.group_counts is None else self.group_counts

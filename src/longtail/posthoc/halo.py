@@ -29,6 +29,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from longtail.core.text import some_of
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
@@ -47,15 +48,14 @@ from longtail.posthoc.stack import LARGEST, SMALLEST, Stack
 from longtail.posthoc.target_prior import check_target_prior, log_target, shifted, shifted_head
 from longtail.posthoc.unseen import require_unseen
 
-NAMED = 5  # classes without held-out samples that are named
 REMEMBERED = 1 << 28  # scores of held-out samples, 1 GB; more are computed again in every pass
 ENOUGH = 500  # held-out samples that lead the numbers near their solution on all of them
 FEW = 50  # held-out samples; from fewer the five numbers learn little
 
 WAYS = (
     "hold out a part of the training images (longtail train --validation 0.1; or --validation 0.02 --validation-from "
-    "head, which costs the tail nothing), pass held-out outputs (validation=), or, if the backbone was never trained "
-    'on these images, HALO(held_out="cross-fit")'
+    "head, which costs the tail nothing), pass held-out outputs (validation=, --validation FILE), or, if the backbone "
+    'was never trained on these images, HALO(held_out="cross-fit") (--method halo --options held-out cross-fit)'
 )
 
 
@@ -162,9 +162,7 @@ class HALO(PostHoc):
             way = f"{way} (few: the numbers, and so the confidence, stay near those usual for networks)"
         self.held_out_ = way
         if len(self.missing_):
-            names = [data.class_names[c] for c in self.missing_[:NAMED]]
-            more = f" and {len(self.missing_) - NAMED} more" if len(self.missing_) > NAMED else ""
-            self.held_out_ = f"{way}, none of class {', '.join(names)}{more}"
+            self.held_out_ = f"{way}, none of class {some_of([data.class_names[c] for c in self.missing_])}"
 
     def mixture(self, train: FitData, held_out: FitData) -> Stack:
         """The problem of mixing the fitted heads on held-out samples."""

@@ -123,7 +123,8 @@ def from_outputs(outputs: Outputs, world: World = SINGLE_PROCESS, *, need_every_
     check_rows(rows, world)
     labels, classes = as_labels(outputs.labels, rows.shape)
     if need_every_class:
-        require_every_class(np.bincount(labels.numpy(), minlength=rows.shape[1]), outputs.class_counts)
+        seen = np.bincount(labels.numpy(), minlength=rows.shape[1])
+        require_every_class(seen, outputs.class_counts, outputs.class_names, outputs.split)
     weight = None if outputs.head_weight is None else torch.from_numpy(outputs.head_weight)
     bias = None if outputs.head_bias is None else torch.from_numpy(outputs.head_bias)
     return FitData(

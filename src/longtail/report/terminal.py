@@ -11,9 +11,9 @@ from rich.table import Table
 
 from longtail.core.text import percent
 from longtail.methods import candidate_title
-from longtail.metrics.intervals import Fallen, Interval
+from longtail.metrics.intervals import Interval, fallen_text
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
-from longtail.metrics.table import MAIN_SCORES, SCORES, SHOTS
+from longtail.metrics.table import SCORES, SHOTS
 from longtail.report.distribution import imbalance_text
 
 if TYPE_CHECKING:
@@ -55,16 +55,6 @@ def gain_text(gain: Interval) -> str:
     """
     bounds = "" if gain.low is None or gain.high is None else f" [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
     return f"{100 * gain.value:+.1f}{bounds}"
-
-
-def fallen_text(fallen: list[Fallen], most: int = 10) -> str:
-    """The names of classes whose accuracy fell; of many classes, only the largest falls.
-
-    >>> fallen_text([Fallen("Unknown", 0.63, 0.0), Fallen("cat", 0.8, 0.7)], most=1)
-    'Unknown (63 → 0), and 1 more'
-    """
-    more = f", and {len(fallen) - most} more" if len(fallen) > most else ""
-    return ", ".join(str(one) for one in fallen[:most]) + more
 
 
 # How the method marked with an arrow was chosen: the rule of `Trial.chosen`.
@@ -124,15 +114,16 @@ def prediction_table(found: Predicted, top: int) -> Table:
 
 
 def terminal_table(rows: list[Row], caption: str) -> Table:
-    """A table that fits on a terminal: the main scores and the difference from Softmax."""
+    """A table that fits on a terminal: the main scores, the price and the difference from Softmax."""
     # Late: a comparison fits methods, whose import takes as long as torch's; other tables do not.
     from longtail.tasks.tables import ranks, show_difference, show_interval
 
     table = Table(title=caption)
     table.add_column("method", overflow="fold")
-    shown = {name: SCORES[name] for name in MAIN_SCORES}
+    # Top-1 at the training prior is the price of a calibration; plain top-1 is in the files.
+    shown = {name: SCORES[name] for name in (*SHOTS, "balanced", "natural")}
     for heading in (*(score.heading for score in shown.values()), "vs Softmax"):
-        table.add_column(heading, justify="right", no_wrap=heading != SCORES["balanced"].heading)
+        table.add_column(heading, justify="right", no_wrap=" " not in heading or heading == "vs Softmax")
     best = {name: ranks(rows, score) for name, score in shown.items()}
     marks = {0: "[bold]{}[/bold]", 1: "[underline]{}[/underline]"}
     for before, row in zip([None, *rows], rows, strict=False):
@@ -145,6 +136,12 @@ def terminal_table(rows: list[Row], caption: str) -> Table:
             cells.append(marks.get(best[name].get(row.method, 2), "{}").format(show_interval(score, mean)))
         table.add_row(row.title, *cells, escape(show_difference(row.against.get("softmax"))))
     return table
+
+
+def price_lines(rows: list[Row]) -> list[str]:
+    """The classes that each calibration recognises less often, one line per method."""
+    fallen = [row for row in rows if row.fallen]
+    return [f"{row.title}: recognised less often than before: {fallen_text(row.fallen, most=5)}" for row in fallen]
 
 
 def bar(value: float, largest: float, width: int = BAR_WIDTH) -> str:

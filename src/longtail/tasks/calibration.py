@@ -97,6 +97,7 @@ class Comparison:
     """Scores of one split before and after, and the classes that fell by more than their interval.
 
     `used`: the method was fitted or chosen on these samples, so the scores after are higher than on new samples.
+    `missing`: the classes without a sample; the scores are over the others.
     """
 
     split: str
@@ -104,10 +105,12 @@ class Comparison:
     after: Metrics
     fallen: list[Fallen]
     used: bool = False
+    missing: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         scores = {"before": self.before.to_dict(), "after": self.after.to_dict()}
-        return {"split": self.split, **scores, "fallen": [asdict(one) for one in self.fallen], "used": self.used}
+        fallen = [asdict(one) for one in self.fallen]
+        return {"split": self.split, **scores, "fallen": fallen, "used": self.used, "missing": self.missing}
 
 
 def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | None = None) -> Comparison:
@@ -119,7 +122,7 @@ def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | 
     fallen = fallen_classes(before.classes == labels, after.classes == labels, labels, outputs.names)
     old, new = (score_predictions(predictions, labels, counts) for predictions in (before, after))
     used = method is not None and method.needs_validation and outputs.split == "validation"
-    return Comparison(outputs.split, old, new, fallen, used)
+    return Comparison(outputs.split, old, new, fallen, used, outputs.missing_classes)
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:

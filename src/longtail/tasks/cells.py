@@ -53,6 +53,7 @@ class Result(TypedDict):
     fit: dict[str, Any]
     metrics: dict[str, Any]
     class_counts: list[int]
+    class_names: list[str]
     model: str
     origin: dict[str, str]
     identity: dict[str, Any]
@@ -103,8 +104,8 @@ class Cell:
             values = read_json(self.file)
             if format_of(values, self.file) == 0:
                 return None
-            # Earlier versions calibrated softmax only, and did not store the stage-one method.
-            values = {"stage_one": self.entry.stage_one.label, "origin": {}, **values}
+            # Earlier versions calibrated softmax only, and stored neither the stage-one method nor names of classes.
+            values = {"stage_one": self.entry.stage_one.label, "origin": {}, "class_names": [], **values}
             stored: Result = as_typed(Result, values, self.file)
             scores_in(stored["metrics"], self.file)
             found = read_predictions(self.file.with_suffix(".npz"), len(stored["class_counts"]))
@@ -181,6 +182,7 @@ def run_cell(cell: Cell) -> Result:
         "fit": vars(method.result_) if method else {},
         "metrics": metrics,
         "class_counts": run.class_counts.tolist(),
+        "class_names": list(run.class_names),
         "model": run.model_identity,
         "origin": {name: value for name, value in provenance().items() if name != "command"},
         "identity": cell.identity(),

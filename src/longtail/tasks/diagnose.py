@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from longtail.core.text import percent, some_of
 from longtail.errors import UserError
 from longtail.methods import POSTHOC_METHODS, candidate_title
 from longtail.metrics.intervals import Fallen, Interval, fallen_classes, paired_difference
-from longtail.metrics.scores import Metrics
+from longtail.metrics.scores import Metrics, natural_accuracy
 from longtail.metrics.state import State, describe_state
 from longtail.outputs.record import Outputs
 from longtail.posthoc.candidates import Candidate, Trial, try_candidates
@@ -28,11 +29,15 @@ FALLS = 0.3  # rank correlation of class size and mean margin from which margins
 
 @dataclass(frozen=True)
 class Tried:
-    """One method: log-likelihood of held-out samples at the target prior, and the gain in balanced accuracy."""
+    """One method: log-likelihood of held-out samples at the target prior, the gain in balanced accuracy, and the price.
+
+    `natural` is top-1 at the training prior, with the classes as frequent as in training.
+    """
 
     name: str
     likelihood: float
     gain: Interval
+    natural: float
 
     @property
     def title(self) -> str:
@@ -58,6 +63,7 @@ class Diagnosis:
         rare: number of classes with the fewest held-out samples.
         fewest: how many samples each of them has.
         classes: number of classes with held-out samples.
+        missing: names of the classes without any.
     """
 
     split: str
@@ -73,6 +79,7 @@ class Diagnosis:
     rare: int
     fewest: int
     classes: int
+    missing: list[str]
 
     @property
     def helps(self) -> bool:
@@ -85,8 +92,20 @@ class Diagnosis:
         return self.helps and self.before.correlation["margins"] > FALLS
 
     def sentences(self) -> str:
-        """The recommendation, in two sentences, and a third one if some classes have very few held-out samples."""
-        return " ".join(filter(None, (self._recommendation(), self._caution())))
+        """The recommendation, in two sentences, and more if classes have very few or no held-out samples."""
+        return " ".join(filter(None, (self._recommendation(), self._caution(), self._unknown())))
+
+    @property
+    def _price(self) -> str:
+        """Top-1 if classes are as frequent as in training, before and after."""
+        after = next(one.natural for one in self.tried if one.name == self.nearest)
+        return f"top-1 at the training prior: {percent(self.tried[0].natural)} → {percent(after)}"
+
+    def _unknown(self) -> str:
+        """The classes of which nothing is known."""
+        if not self.missing:
+            return ""
+        return f"No held-out samples of class {some_of(self.missing)}: nothing is known of them."
 
     def _caution(self) -> str:
         """What a single sample changes, if classes have so few that it matters."""
@@ -107,7 +126,10 @@ class Diagnosis:
         if self.biased:
             first = f"This classifier is long-tail biased: its margins fall with class size ({margin:+.2f})"
         if self.helps:
-            return f"{first}. Calibrate with {title}, {self.fitted}: expect {expected} on images like these."
+            return (
+                f"{first}. Calibrate with {title}, {self.fitted}: expect {expected} on images like these "
+                f"({self._price})."
+            )
         if high < 0:
             return (
                 f"{first}, and calibration would lower accuracy ({title}: {expected}). Keep the classifier unchanged."
@@ -137,10 +159,15 @@ class Diagnosis:
             "method": self.method,
             "gain_of": self.nearest,
             "gain": vars(self.gain),
+            "natural": metrics.natural,
             "tail_gain": vars(self.tail_gain),
             "fallen": [vars(one) for one in self.fallen],
             "fitted": self.fitted,
-            "tried": [{"method": t.name, "log_likelihood": t.likelihood, "gain": vars(t.gain)} for t in self.tried],
+            "missing": self.missing,
+            "tried": [
+                {"method": t.name, "log_likelihood": t.likelihood, "gain": vars(t.gain), "natural": t.natural}
+                for t in self.tried
+            ],
             "recommendation": self.sentences(),
         }
 
@@ -153,7 +180,16 @@ def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
     order = np.argsort(-held_out.class_counts, kind="stable")
     tail = np.isin(held_out.labels, order[len(order) // 2 :])
     if not tail.any():
-        raise UserError(f"the {held_out.split} outputs hold no sample of a tail class")
+        raise UserError(
+            f"the {held_out.split} outputs hold no sample of a tail class; use another split (--split test), or hold "
+            "out images of every class (longtail train --validation 0.1)"
+        )
+    never = np.flatnonzero(held_out.weight_norms == 0)
+    if len(never):
+        raise UserError(
+            f"the vector of class {held_out.names[never[0]]} in the head is zero: the class is never predicted (a "
+            "target prior of 0?); diagnose the model before it was calibrated"
+        )
     seen = None if train is None else from_outputs(train)
     trial = try_candidates(seen, from_outputs(held_out, need_every_class=False), "uniform")
     as_it_is, chosen = trial.candidates[0], trial.chosen
@@ -164,7 +200,7 @@ def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
         split=held_out.split,
         samples=len(held_out),
         before=describe_state("before", before, held_out),
-        tried=[_tried(candidate, trial, held_out.labels) for candidate in trial.candidates],
+        tried=[_tried(candidate, trial, held_out) for candidate in trial.candidates],
         method=chosen.name,
         nearest=nearest.name,
         gain=paired_difference(nearest.hits, as_it_is.hits, held_out.labels),
@@ -174,12 +210,14 @@ def diagnose(held_out: Outputs, train: Outputs | None = None) -> Diagnosis:
         rare=int((sizes == sizes.min()).sum()),
         fewest=int(sizes.min()),
         classes=len(sizes),
+        missing=held_out.missing_classes,
     )
 
 
-def _tried(candidate: Candidate, trial: Trial, labels: np.ndarray) -> Tried:
-    gain = paired_difference(candidate.hits, trial.candidates[0].hits, labels)
-    return Tried(candidate.name, trial.mean(candidate), gain)
+def _tried(candidate: Candidate, trial: Trial, held_out: Outputs) -> Tried:
+    gain = paired_difference(candidate.hits, trial.candidates[0].hits, held_out.labels)
+    natural = natural_accuracy(candidate.hits, held_out.labels, held_out.counts_for_groups)
+    return Tried(candidate.name, trial.mean(candidate), gain, natural)
 
 
 def _fitted(candidate: Candidate, train: Outputs | None) -> str:

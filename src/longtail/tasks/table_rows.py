@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from longtail.errors import UserError
-from longtail.metrics.intervals import Interval, over_seeds, paired_difference
+from longtail.metrics.intervals import Fallen, Interval, fallen_classes, over_seeds, paired_difference
 from longtail.metrics.table import SCORES
 from longtail.tasks.cells import Result, read_predictions
 
@@ -44,6 +44,7 @@ class Row:
         images: images that stage one has seen.
         parameters: numbers that stage two trains.
         chosen: settings chosen on validation images, per seed.
+        fallen: a calibration's price: classes that it recognises less often than the network it calibrates, over seeds.
     """
 
     method: str
@@ -59,6 +60,7 @@ class Row:
     images: int
     parameters: int | None
     chosen: dict[str, list[float]]
+    fallen: list[Fallen] = field(default_factory=list)
 
 
 def summarise(results: Sequence[Result], cells: Path) -> list[Row]:
@@ -85,7 +87,7 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
     first, method = own[0], own[0]["method"]
     values = {name: [result["metrics"].get(name) for result in own] for name in SCORES}
     hits = np.stack([correct[method][result["seed"]] for result in own])
-    against, differences = {}, {}
+    against, differences, fallen = {}, {}, []
     for reference in dict.fromkeys([*REFERENCES, first["stage_one"]]):
         theirs = correct.get(reference, {})
         if reference == method or not all(result["seed"] in theirs for result in own):
@@ -94,6 +96,8 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
         against[reference] = paired_difference(hits, other, labels)
         pairs = zip(hits, other, strict=True)
         differences[reference] = [paired_difference(one, two, labels).value for one, two in pairs]
+        if reference == first["stage_one"]:
+            fallen = fallen_classes(other.mean(0), hits.mean(0), labels, _class_names(first))
     return Row(
         method=method,
         title=first["title"],
@@ -108,7 +112,13 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
         images=first["images"],
         parameters=first["parameters"],
         chosen={name: [result["chosen"][name] for result in own] for name in first["chosen"] if _all_chose(own, name)},
+        fallen=fallen,
     )
+
+
+def _class_names(result: Result) -> list[str]:
+    """Names of the classes; cells of earlier versions have none."""
+    return result["class_names"] or [str(label) for label in range(len(result["class_counts"]))]
 
 
 def _all_chose(own: Sequence[Result], name: str) -> bool:

@@ -12,7 +12,7 @@ from longtail.core.files import write_json, write_text
 from longtail.core.formats import FORMAT
 from longtail.core.provenance import provenance
 from longtail.core.text import markdown_text, table_cell
-from longtail.metrics.intervals import FEWEST_SEEDS, Interval
+from longtail.metrics.intervals import FEWEST_SEEDS, Interval, fallen_text
 from longtail.metrics.table import MAIN_SCORES, SCORES, Score
 from longtail.tasks.cells import Result
 from longtail.tasks.entries import BASE
@@ -105,7 +105,13 @@ def markdown(rows: list[Row], caption: str) -> str:
         cells += [show_difference(row.against.get(row.stage_one))] if on_top else []
         cells += [f"{row.steps:,}", f"{row.images:,}", _settings(row)]
         lines.append("| " + " | ".join([markdown_text(row.title), *cells]) + " |")
-    return "\n".join([*lines, "", *notes(rows), "", *_seed_values(rows)]) + "\n"
+    return "\n".join([*lines, "", *notes(rows), "", *_seed_values(rows), *_price(rows)]) + "\n"
+
+
+def _price(rows: list[Row]) -> list[str]:
+    """The classes that each calibration recognises less often than the network it calibrates."""
+    lines = [f"- {markdown_text(row.title)}: {markdown_text(fallen_text(row.fallen))}" for row in rows if row.fallen]
+    return ["", "Recognised less often than before, by more than their interval:", "", *lines] if lines else []
 
 
 def notes(rows: list[Row]) -> list[str]:

@@ -12,6 +12,7 @@ import tyro
 from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse, refuse
 from longtail.core.machine import WORKERS
+from longtail.core.text import some_of
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -172,15 +173,18 @@ def _calibrate_file(options: Calibrate) -> int:
     return 0
 
 
-def _unbiased(options: Calibrate) -> str:
-    """What shows the gain on new images, where a run is calibrated."""
-    return f"; longtail diagnose {shlex.quote(str(options.source))} corrects for it" if options.source.is_dir() else ""
+def _unbiased(options: Calibrate, score: Comparison) -> str:
+    """What shows the gain on new images, where a run is calibrated that holds out images of every class."""
+    if not options.source.is_dir() or score.missing:
+        return ""
+    return f"; longtail diagnose {shlex.quote(str(options.source))} corrects for it"
 
 
 def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
     from longtail.methods import candidate_title, describe_posthoc
+    from longtail.metrics.intervals import fallen_text
     from longtail.posthoc import HALO, Auto, Tempered
-    from longtail.report.terminal import comparison_table, fallen_text, trial_table
+    from longtail.report.terminal import comparison_table, trial_table
 
     display, title = options.display(), describe_posthoc(method, options.method)[0].title
     for score in scores:
@@ -188,8 +192,10 @@ def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder:
         if score.used:
             display.line(
                 f"{title} was fitted or chosen on the {score.split} images: its scores there are higher than on new "
-                f"images{_unbiased(options)}"
+                f"images{_unbiased(options, score)}"
             )
+        if score.missing:
+            display.line(f"{score.split}: no samples of class {some_of(score.missing)}; the scores are over the others")
         if score.fallen:
             display.line(f"{score.split}: recognised less often than before: {fallen_text(score.fallen)}")
     inner = method.method if isinstance(method, Tempered) else method
@@ -211,5 +217,5 @@ def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder:
     display.line(f"{title}{chosen}: {state} in {result.seconds:.2f} s, {result.iterations} iterations")
     files = "" if options.source.is_dir() else f" ({', '.join(sorted(path.name for path in folder.glob('[!.]*')))})"
     display.line(f"written: {folder}{files}")
-    rows = {score.split: {"before": score.before.to_dict(), "after": score.after.to_dict()} for score in scores}
+    rows = {score.split: score.to_dict() for score in scores}
     options.print_json({"out": str(folder), "result": vars(result), "chosen": method.chosen_, **rows})

@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     default = Compare(settings=start.config, methods=tyro.MISSING, out=tyro.MISSING)
     options = parse(Compare, start.words, "compare", HELP, default=default)
     refuse_single(options.settings, start.config)
-    from longtail.report.terminal import terminal_table
+    from longtail.report.terminal import price_lines, terminal_table
     from longtail.tasks.compare import compare
     from longtail.tasks.table_rows import summarise
     from longtail.tasks.tables import write_tables
@@ -81,6 +81,8 @@ def main(arguments: list[str]) -> int:
     caption = describe(options.settings, name_of(options.settings))
     files = write_tables(rows, results, options.out, caption)
     display.table(terminal_table(rows, caption))
+    for line in price_lines(rows):
+        display.line(line)
     display.line("written: " + ", ".join(str(file) for file in files))
     scores = {row.method: {name: vars(value) if value else None for name, value in row.scores.items()} for row in rows}
     options.print_json(scores)

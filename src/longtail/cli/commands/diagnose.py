@@ -93,8 +93,8 @@ def show(options: Diagnose, diagnosis: Diagnosis) -> None:
     from rich.table import Table
 
     from longtail.methods import POSTHOC_METHODS
+    from longtail.metrics.intervals import fallen_text
     from longtail.metrics.table import SCORES
-    from longtail.report.terminal import fallen_text
 
     metrics = diagnosis.before.metrics
     table = Table("sign", title=f"{diagnosis.samples} {diagnosis.split} samples")
@@ -112,6 +112,11 @@ def show(options: Diagnose, diagnosis: Diagnosis) -> None:
     display.out.print(diagnosis.sentences(), markup=False)
     if diagnosis.helps and options.source.is_dir():
         display.line(f"to do it: longtail calibrate {shlex.quote(str(options.source))} --method {diagnosis.method}")
+        if diagnosis.method == "halo" and diagnosis.split != "validation":
+            display.line(
+                "calibrate fits HALO on validation images (longtail train --validation 0.1), not on the "
+                f"{diagnosis.split} images: the gain can differ"
+            )
     options.print_json(diagnosis.to_dict())
 
 
@@ -119,15 +124,17 @@ def _tried(diagnosis: Diagnosis) -> Table:
     from rich.table import Table
 
     from longtail.methods import POSTHOC_METHODS
+    from longtail.metrics.table import SCORES
     from longtail.report.terminal import ARROW, gain_text
 
     table = Table("method", title="what calibration would bring, on samples that no fit has seen")
-    for heading in ("log-likelihood", "gain in balanced accuracy (points)"):
-        table.add_column(heading, justify="right")
+    for heading in ("log-\nlikelihood", "gain in balanced\naccuracy (points)", "top-1 at\ntraining prior"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for tried in diagnosis.tried:
         mark = " ←" if tried.name == diagnosis.method else ""
         gain = "" if tried.name == "softmax" else gain_text(tried.gain)
-        table.add_row(f"{tried.title}{mark}", f"{tried.likelihood:.4f}", gain)
+        price = SCORES["natural"].show(tried.natural)
+        table.add_row(f"{tried.title}{mark}", f"{tried.likelihood:.4f}", gain, price)
     tail = POSTHOC_METHODS[diagnosis.nearest].title
     table.caption = f"{ARROW}\n{tail}, the tail half of the classes: {gain_text(diagnosis.tail_gain)}"
     return table
