@@ -157,7 +157,7 @@ CONSTANTS = {
     halo: {"REMEMBERED": 1 << 28, "ENOUGH": 500, "FEW": 50},
     held: {"BLOCK": 1 << 17},
     heads: {"WEIGHT_RIDGE": 0.01, "BIAS_RIDGE": 1e-4, "NOTHING": 1e-6},
-    likelihood: {"TEMPERATURES": (0.05, 20.0)},
+    likelihood: {"TEMPERATURES": (0.05, 20.0), "USUAL_SPREAD": (0.1, 100.0)},
     linear: {"SMALL_PROBLEM": 1 << 22, "SINGLE_PRECISION": 1e-5},
     marc: {"RELEASE_WARMUP": 800, "ENOUGH_IMAGES": 800, "FEWEST_IMAGES": 50, "COARSE": 4, "ROUGH": 3e-4},
     model_prior: {"LOOKED_AT": 1 << 20, "CLEAR": 3.0, "TRAINED": (0.75, 10.0)},

@@ -10,6 +10,7 @@ from longtail.errors import UserError
 from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.held import sample_weights
 from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.likelihood import TEMPERATURES, best_scale
 from longtail.posthoc.target_prior import NEVER
 
 from .conftest import LABELS, LOGITS, outputs
@@ -130,3 +131,17 @@ def test_what_a_target_prior_adds_is_zero_for_a_class_that_never_occurs():
     assert bias[2] == NEVER
     plain = Tempered(LogitAdjustment()).fit(*train, validation=held)
     assert plain._target(torch.zeros(4)).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2, 1e3, 1e6])
+def test_logits_of_any_size_have_a_temperature(size):
+    """Scores of another size have a temperature larger by as much, and the same confidence."""
+    rng = np.random.default_rng(0)
+    logits, y = overconfident(rng, COUNTS, BIAS)
+    scores, codes = torch.from_numpy(logits), torch.from_numpy(y)
+    weights, none = np.ones(len(y)), torch.zeros(4, dtype=torch.float64)
+    usual = best_scale(scores, codes, none, weights)
+    assert best_scale(size * scores, codes, none, weights) * size == pytest.approx(usual, rel=3e-3)
+    # Samples that are all right would have no best temperature: it stays within bounds that go by their size.
+    sure = size * torch.eye(4, dtype=torch.float64)[codes]
+    assert best_scale(sure, codes, none, weights) * size <= 1 / (TEMPERATURES[0] * 0.1)
