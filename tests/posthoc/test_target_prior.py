@@ -28,6 +28,8 @@ def test_target_priors():
     np.testing.assert_array_equal(log_target("train", log_prior, names), log_prior)
     np.testing.assert_allclose(log_target(0.5, log_prior, names), 0.5 * log_prior)
     np.testing.assert_allclose(log_target([2, 0, 6], log_prior, names), [np.log(0.25), -np.inf, np.log(0.75)])
+    np.testing.assert_allclose(log_target(np.float32(0.5), log_prior, names), 0.5 * log_prior)
+    np.testing.assert_allclose(log_target(np.int64(2), log_prior, names), 2 * log_prior)
     for power in (-10, 10):
         log_target(power, log_prior, names)
     for wrong, message in (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def log_target(target_prior: Any, log_prior: np.ndarray, class_names: Sequence[s
         if str(target_prior) in WORDS:
             return np.zeros(len(log_prior)) if str(target_prior) == "uniform" else log_prior
         target_prior = read_weights(Path(target_prior), class_names)
-    if isinstance(target_prior, int | float) and not isinstance(target_prior, bool):
+    if isinstance(target_prior, Real) and not isinstance(target_prior, bool):  # a number of NumPy is one, too
         return number("target_prior", target_prior, at_least=-10, at_most=10) * log_prior
     try:
         weights = np.asarray(target_prior, dtype=np.float64)
