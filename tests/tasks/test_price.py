@@ -128,6 +128,7 @@ def test_a_command_names_missing_classes_and_classes_that_fell(tmp_path, capsys)
     printed = " ".join(capsys.readouterr().err.split())
     assert "test: no samples of class b; the scores are over the others" in printed
     assert "test: recognised less often than before: Unknown (" in printed
+    assert Outputs.open(tmp_path / "out" / "test-calibrated.safetensors").class_names == tuple(names)
     assert main([*words, "--overwrite", "--json"]) == 0
     score = json.loads(capsys.readouterr().out)["test"]
     assert score["missing"] == ["b"]

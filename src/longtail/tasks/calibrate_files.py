@@ -58,7 +58,8 @@ def calibrate_files(
         for outputs in held_out:
             calibrated = np.asarray(method.transform(outputs))
             scores.append(compare_outputs(outputs, calibrated, method))
-            written = Outputs(outputs.labels, outputs.class_counts, logits=calibrated, split=outputs.split)
+            kept = {"split": outputs.split, "class_names": outputs.class_names, "group_counts": outputs.group_counts}
+            written = Outputs(outputs.labels, outputs.class_counts, logits=calibrated, **kept)  # type: ignore[arg-type]
             written.save(folder / f"{outputs.split}{CALIBRATED}")
         if train.head_weight is not None:
             bias = None if train.head_bias is None else torch.from_numpy(train.head_bias).float()
