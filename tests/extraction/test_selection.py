@@ -168,3 +168,5 @@ def test_calibrate_takes_what_the_method_needs(model):
     assert len(pictures.read) == 3  # it is fitted on the held-out samples
     with pytest.raises(UserError, match="unknown images_per_class 'some'"):
         longtail.calibrate(model, pictures, images_per_class="some", device="cpu")
+    with pytest.raises(UserError, match="a whole number or 'all', not 'auto'; how many are enough"):
+        longtail.extract(model, pictures, images_per_class="auto", device="cpu")

@@ -82,6 +82,11 @@ def extract(
     display = display or Display(quiet=not progress)
     part = None
     if images_per_class != "all":
+        if isinstance(images_per_class, str):
+            raise UserError(
+                f"images_per_class must be a whole number or 'all', not {images_per_class!r}; how many are enough "
+                "depends on the method: calibrate(…, images_per_class='auto')"
+            )
         loader, part = few_of(loader, Few(images_per_class, seed), known_labels(loader))
     order = order_of(loader)
     with ExitStack() as stack:
