@@ -87,9 +87,7 @@ def read_cifar(name: str, root: Path) -> tuple[MemoryImages, MemoryImages]:
             raise UserError(f"{folder} holds {len(labels)} images where {expected} are expected: a file is cut short")
         if max(labels) >= cifar.classes:
             raise UserError(f"{folder} has label {max(labels)}, outside 0..{cifar.classes - 1}")
-        splits.append(
-            MemoryImages(labels=torch.tensor(labels), class_names=names, pixels=pixels.view(-1, 3, 32, 32))
-        )
+        splits.append(MemoryImages(labels=torch.tensor(labels), class_names=names, pixels=pixels.view(-1, 3, 32, 32)))
     return splits[0], splits[1]
 
 
