@@ -169,7 +169,7 @@ def test_the_answer_is_calibrated(family, digits, calibrated):
 @pytest.mark.parametrize("family", ["two heads averaged", "a factor", "mean over crops"])
 def test_every_method_that_folds_folds_into_all_of_them(family, method, digits, calibrated):
     images, labels = digits
-    held_out = {"validation": [(images, labels)]} if method.needs_validation else {}
+    held_out = {"validation": [(images.mT, labels)]} if method.needs_validation else {}
     calibrated(FAMILIES[family][0](), [(images, labels)], images, copy.deepcopy(method), **held_out)
 
 

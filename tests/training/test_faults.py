@@ -154,6 +154,15 @@ def wait_for(path, process) -> None:
     assert path.exists()
 
 
+# A closed terminal is ignored below nohup, whose children inherit that: the tests may run there.
+NOT_UNDER_NOHUP = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from longtail.cli import main
+sys.exit(main())
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_a_signal_to_the_whole_group_saves_the_run(tmp_path, number, code):
     """Schedulers and closed terminals signal loader workers too; the run is saved all the same, and goes on."""
@@ -166,9 +175,8 @@ def test_a_signal_to_the_whole_group_saves_the_run(tmp_path, number, code):
     words = ["train", "--data", "folder", "--root", str(tmp_path / "photos"), "--backbone", "resnet8", "--image-size"]
     words += ["16", "--epochs", "100000", "--batch-size", "4", "--workers", "2", "--validation", "0", "--device", "cpu"]
     words += ["--out", str(tmp_path / "run")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "longtail", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    command = [sys.executable, "-c", NOT_UNDER_NOHUP, *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl", process)
         os.killpg(process.pid, number)
