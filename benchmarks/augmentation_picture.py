@@ -25,7 +25,7 @@ def augmented(pixels: torch.Tensor, name: str) -> torch.Tensor:
     if name == "as they are":
         return pixels
     transform = training_transform((name,), (0.0,) * 3, (1.0,) * 3, image_size=32, seed=3)
-    numbers = transform.numbers(0, len(pixels))
+    numbers = transform.numbers(np.arange(len(pixels)))
     decode = transform.decode
     assert decode is not None
     if name == RESIZED_CROP:

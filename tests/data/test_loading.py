@@ -27,12 +27,12 @@ def transform():
 def test_batches_do_not_depend_on_how_many_are_augmented_together(images, transform, monkeypatch, together):
     sampler = Sampler(images.labels.numpy(), seed=1)
     plan = [sampler.batch(number, 7, rank=1, world_size=2) for number in range(9)]
-    plan.insert(4, Draw(10_000, np.zeros(0, dtype=np.int64)))
+    plan.insert(4, Draw(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
     monkeypatch.setattr(loading, "TOGETHER", together)
     batches = list(load(images, transform, plan))
     assert len(batches) == len(plan)
     for draw, batch in zip(plan, batches, strict=True):
-        numbers = torch.from_numpy(transform.numbers(draw.first, len(draw.indices)))
+        numbers = torch.from_numpy(transform.numbers(draw.numbers))
         expected = transform.normalise(transform.augment(images.pixels[draw.indices], numbers))
         assert torch.equal(batch.images, expected)
         assert batch.indices.tolist() == draw.indices.tolist()
@@ -49,4 +49,4 @@ def test_every_image_once_whatever_the_number_of_processes():
     for world_size in (1, 2, 3):
         draws = [draw for rank in range(world_size) for draw in in_order(50, 8, rank=rank, world_size=world_size)]
         assert sorted(np.concatenate([draw.indices for draw in draws])) == list(range(50))
-        assert all(draw.first == draw.indices[0] for draw in draws)
+        assert all(draw.numbers.tolist() == draw.indices.tolist() for draw in draws)

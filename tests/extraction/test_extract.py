@@ -342,6 +342,9 @@ def test_a_few_images_per_class_are_read_and_no_others(digits_copy, monkeypatch)
     assert (outputs.images_per_class, outputs.images_seed) == (7, 3)
     views = Extractor(run).outputs("train", views=2, few=few)
     assert views.indices.tolist() == 2 * rows.tolist()
+    in_whole = np.concatenate([rows, len(whole) + rows])  # each image augmented as it is among all of them
+    np.testing.assert_allclose(views.logits, Extractor(run).outputs("train", views=2).logits[in_whole], atol=1e-4)
+    assert np.abs(views.logits[: len(rows)] - views.logits[len(rows) :]).max() > 0.1
     shown.clear()
     assert Extractor(run).outputs("train", few=few) == outputs
     assert not shown  # kept, by number and seed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -161,11 +162,15 @@ class Transform:
         decode = self.decode.columns if self.decode else 0
         return decode + sum(augmentation.columns for augmentation in self.augmentations)
 
-    def numbers(self, first: int, count: int) -> np.ndarray:
-        """Random numbers (count, columns) of the draws from number `first` on."""
+    def numbers(self, draws: np.ndarray) -> np.ndarray:
+        """Random numbers (B, columns) of the draws with these numbers (B,)."""
         blocks = -(-self.columns // 4)  # one step of Philox's counter gives four numbers
-        stream = np.random.Philox(key=self.seed, counter=first * blocks)
-        return np.random.Generator(stream).random((count, 4 * blocks))[:, : self.columns]
+        found = np.empty((len(draws), 4 * blocks))
+        starts = np.flatnonzero(np.diff(draws, prepend=-2) != 1)  # of draws that follow each other
+        for start, stop in pairwise([*starts, len(draws)]):
+            stream = np.random.Philox(key=self.seed, counter=int(draws[start]) * blocks)
+            np.random.Generator(stream).random(out=found[start:stop])
+        return found[:, : self.columns]
 
     def augment(self, pixels: Tensor, numbers: Tensor) -> Tensor:
         """Apply the augmentations; `numbers` (B, columns without those of decoding)."""

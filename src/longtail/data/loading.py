@@ -74,7 +74,7 @@ class _DrawnBatches(Dataset[Drawn]):
             yield group
 
     def _numbers(self, draw: Draw) -> np.ndarray:
-        return self.transform.numbers(draw.first, len(draw.indices))
+        return self.transform.numbers(draw.numbers)
 
     def _read(self, indices: np.ndarray, numbers: np.ndarray) -> Drawn:
         return self._read_kept(indices, numbers)[:3]
@@ -106,13 +106,17 @@ def load(
         yield Batch(transform.normalise(moved), labels.to(device, non_blocking=True), indices)
 
 
-def in_order(size: int, batch_size: int, *, first: int = 0, rank: int = 0, world_size: int = 1) -> list[Draw]:
+def in_order(
+    size: int, batch_size: int, *, numbers: np.ndarray | None = None, rank: int = 0, world_size: int = 1
+) -> list[Draw]:
     """Every image once, in batches that are divided among the processes in turn.
 
-    `first` is the number of the first draw: a later augmented pass starts where the last ended.
+    `numbers` (size,) are those of the draws, if not 0, 1, 2 and so on.
     """
-    starts = range(rank * batch_size, size, world_size * batch_size)
-    return [Draw(first + start, np.arange(start, min(start + batch_size, size))) for start in starts]
+    indices = np.arange(size)
+    numbers = indices if numbers is None else numbers
+    batches = [slice(start, start + batch_size) for start in range(rank * batch_size, size, world_size * batch_size)]
+    return [Draw(numbers[batch], indices[batch]) for batch in batches]
 
 
 def resident(

@@ -34,9 +34,9 @@ SAMPLERS = (*EXPONENTS, "progressive", "deferred", "oversample", "undersample")
 
 @dataclass(frozen=True)
 class Draw:
-    """One batch to read: the number of its first draw in the whole stream, and the indices drawn."""
+    """One batch to read: the indices drawn, and the number of each draw in the whole stream, which fixes its views."""
 
-    first: int
+    numbers: np.ndarray
     indices: np.ndarray
 
 
@@ -106,7 +106,7 @@ class Sampler:
             parts.append(part)
             number += len(part)
             left -= len(part)
-        return Draw(first, np.concatenate(parts))
+        return Draw(np.arange(first, first + count), np.concatenate(parts))
 
     def batch(self, step: int, batch_size: int, rank: int = 0, world_size: int = 1) -> Draw:
         """The part of batch `step` that belongs to process `rank`; `batch_size` is the whole batch."""

@@ -156,8 +156,6 @@ class Extractor:
         )
         chosen = (few.most, few.seed) if few else (None, None)
         details = header(split, views, self.run.model_identity, images.digest, tuple(shown.class_names), *chosen)
-        if few:
-            images = images.subset(places)
         missing = self._run_over(images, places, path, views, details, np.dtype(dtype), keep_logits)
         if missing and not getattr(images, "skip_broken", False):
             raise UserError(f"{missing} of {passes * size} samples are missing from {path}")
@@ -187,17 +185,21 @@ class Extractor:
         dtype: np.dtype,
         keep_logits: bool,
     ) -> int:
-        """Run the network over the images and write its outputs; returns how many rows are missing."""
-        size, passes, world = len(images), max(views, 1), self.world
+        """Run the network over the images at these places and write its outputs; returns how many rows are missing.
+
+        An image is augmented alike whether others are run beside it or not.
+        """
+        size, passes, world, whole = len(places), max(views, 1), self.world, len(images)
         plan = [
-            draw
+            (number, draw)
             for number in range(passes)
-            for draw in in_order(size, BATCH, first=number * size, rank=world.rank, world_size=world.size)
+            for draw in in_order(size, BATCH, numbers=number * whole + places, rank=world.rank, world_size=world.size)
         ]
+        images = images if size == whole else images.subset(places)
         head, shown = head_of(self.model), self.data_run
         widths = {"features": head.in_features, "logits": head.out_features if keep_logits else None}
         constant = {"class_counts": shown.class_counts, "group_counts": shown.group_counts, **head_arrays(head)}
-        rows = sum(len(draw.indices) for draw in plan)
+        rows = sum(len(draw.indices) for _, draw in plan)
         augmenting, clean = shown.transforms(self.splits)
         network = folded(self.model)
         shown_as = augmenting if views else clean
@@ -207,12 +209,11 @@ class Extractor:
             stack.enter_context(torch.no_grad())
             seen = stack.enter_context(watching_head(head_of(network)))
             task = stack.enter_context(self.display.task("extracting", passes * size))
-            batches = load(images, shown_as, plan, workers=self.workers, device=world.device)
-            for draw, batch in zip(plan, batches, strict=True):
+            batches = load(images, shown_as, (draw for _, draw in plan), workers=self.workers, device=world.device)
+            for (number, draw), batch in zip(plan, batches, strict=True):
                 piece = run_batch(network, batch.images, batch.labels, seen)
                 # Samples are numbered on through the passes, so that the parts of all processes can be put in order.
-                numbers = batch.indices + draw.first - int(draw.indices[0])
-                writer.add(piece.features, piece.logits, piece.labels, numbers)
+                writer.add(piece.features, piece.logits, piece.labels, number * size + batch.indices)
                 task.advance(len(draw.indices) * world.size)
         return join_parts(path, world, passes * size, places)
 
