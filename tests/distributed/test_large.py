@@ -26,6 +26,7 @@ def test_the_answer_from_features_is_that_from_logits(monkeypatch):
     computed = outputs()
     stored = replace(computed, logits=computed.rows().read(slice(None)).numpy())
     monkeypatch.setattr(logit_rows, "COMPUTED_NUMBERS", 84)  # 7 rows at a time
+    monkeypatch.setattr(logit_rows, "STEP_ROWS", 7)
     assert computed.rows().chunk_rows == 7
     one, two = MARC().fit(stored), MARC().fit(computed)
     np.testing.assert_allclose(two.omega_, one.omega_, atol=1e-6)

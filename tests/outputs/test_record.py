@@ -72,6 +72,7 @@ def test_logits_come_from_features_where_they_are_not_stored(monkeypatch):
     outputs = example()
     without = example(logits=None)
     monkeypatch.setattr(logit_rows, "COMPUTED_NUMBERS", 21)
+    monkeypatch.setattr(logit_rows, "STEP_ROWS", 7)
     chunks = [chunk.numpy() for _, chunk in without.rows().chunks()]
     assert len(chunks) == 8
     np.testing.assert_allclose(np.concatenate(chunks), outputs.logits, atol=1e-6)

@@ -115,4 +115,6 @@ def test_other_methods_of_the_same_problem_are_solved_too(method, monkeypatch):
     large = method().fit(logits, y)
     assert small.result_.converged
     assert large.result_.converged
-    np.testing.assert_allclose(large.transform(logits), small.transform(logits), atol=1e-2)
+    # A constant added to all logits of a sample says nothing: only a ridge near 0 fixes it.
+    found, expected = (one.transform(logits) - one.transform(logits).mean(1, keepdims=True) for one in (large, small))
+    np.testing.assert_allclose(found, expected, atol=1e-3)

@@ -164,7 +164,7 @@ CONSTANTS = {
     scaling: {"HOTTEST": 1000.0},
     selection: {"NEIGHBOURS": 5},
     solver: {
-        "ROUGH": 1e-2,
+        "ROUGH": 3e-2,
         "FAR_ROUND": 4,
         "ROUND": 10,
         "NEGLIGIBLE": 1e-13,

@@ -11,8 +11,9 @@ from torch import Tensor
 from longtail.core.arrays import writable
 
 CHUNK_NUMBERS = 1 << 19  # logits in a chunk: 2 MB in float32
-COMPUTED_NUMBERS = 1 << 21  # for logits computed from features: a larger matrix product is faster
+COMPUTED_NUMBERS = 1 << 20  # for logits computed from features: a larger matrix product is faster
 CHUNK_ROWS = 2048  # with more rows, sums of float32 numbers over a chunk would lose precision
+STEP_ROWS = 64  # computed chunks have a multiple of so many rows: a product of odd sizes takes up to twice as long
 
 
 class LogitRows:
@@ -66,7 +67,17 @@ class LogitRows:
         chunk = writable(self._rows[rows if self._chosen is None else self._chosen[rows]]).to(torch.float32)
         if self._weight is None:
             return chunk if self._bias is None else chunk + self._bias
-        return torch.nn.functional.linear(chunk, self._weight, self._bias)
+        # Class by class: with thousands of classes a product of this shape is 1.6 times as fast as `linear`.
+        if self._bias is None:
+            return torch.mm(self._weight, chunk.T).T
+        return torch.addmm(self._bias.unsqueeze(1), self._weight, chunk.T).T
+
+    def buffer(self, dtype: torch.dtype) -> Tensor:
+        """An empty chunk (B, K), in memory as `read` returns them: stored ones by row, computed ones by class."""
+        rows, classes = self.chunk_rows, self.shape[1]
+        if self._weight is None:
+            return torch.empty(rows, classes, dtype=dtype)
+        return torch.empty(classes, rows, dtype=dtype).T
 
     @property
     def stored(self) -> LogitRows:
@@ -84,8 +95,9 @@ class LogitRows:
     @property
     def chunk_rows(self) -> int:
         """Rows in a chunk."""
-        numbers = CHUNK_NUMBERS if self._weight is None else COMPUTED_NUMBERS
-        return min(max(numbers // self.shape[1], 1), CHUNK_ROWS)
+        if self._weight is None:
+            return min(max(CHUNK_NUMBERS // self.shape[1], 1), CHUNK_ROWS)
+        return min(max(COMPUTED_NUMBERS // self.shape[1] // STEP_ROWS, 1) * STEP_ROWS, CHUNK_ROWS)
 
     def slices(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """The rows of each chunk from `first` to `last`."""

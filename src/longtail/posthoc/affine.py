@@ -96,7 +96,7 @@ class AffineProblem(Problem):
         self._work_in(torch.float64 if size * classes <= SMALL_PROBLEM else torch.float32)
 
     def _work_in(self, dtype: torch.dtype) -> None:
-        self._buffer = torch.empty(self.rows.chunk_rows, self.rows.shape[1], dtype=dtype)
+        self._buffer = self.rows.buffer(dtype)
         self._weights = self.sample_weights.to(dtype)
 
     @property

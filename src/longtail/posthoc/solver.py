@@ -30,7 +30,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from longtail.posthoc.curvature import Blocks, Memory, Scaling, Unscaled
 
-ROUGH = 1e-2  # to what share a part is solved: its answer differs by more from that of all rows
+ROUGH = 3e-2  # to what share a part is solved: its answer differs by more from that of all rows
 FAR_ROUND, ROUND = 4, 10  # passes before the blocks are taken anew
 NEGLIGIBLE = 1e-13  # a gradient that is rounding of a loss of about 1: there is nothing to move
 TRUSTED = 1e-2  # share of the first gradient: if rounding is more, float32 cannot even tell where to begin
