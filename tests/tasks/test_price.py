@@ -8,12 +8,14 @@ import pytest
 
 from longtail import LogitAdjustment, Outputs
 from longtail.cli.main import main
+from longtail.core.progress import QUIET
 from longtail.exports.card import model_card
 from longtail.methods import candidate_title
 from longtail.metrics.intervals import fallen_classes
 from longtail.metrics.scores import evaluate_logits
 from longtail.posthoc.fitting import warn_if_all_is_known
 from longtail.posthoc.marc import MARC
+from longtail.report.build import opened_run
 from longtail.runs.folder import Run
 from longtail.tasks.calibration import compare_outputs
 
@@ -79,6 +81,8 @@ def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
     assert set(auto["trial_"]) == {"softmax", "logit-adjustment", "marc", "crt", "halo"}
     assert auto["method_"]["class"] == {"halo": "HALO", "crt": "CRT"}[auto["choice_"]]
     assert f"It chose {candidate_title(auto['choice_'])}." in model_card(Run.open(digits_copy / "auto"))
+    shown = opened_run(Run.open(digits_copy / "auto"), root=None, workers=0, display=QUIET)
+    assert f"it chose {candidate_title(auto['choice_'])}" in shown.facts["calibration"]
     assert main(["calibrate", str(digits_copy), "--method", "halo", "--then", "temperature"]) == 0
     held_out = json.loads((digits_copy / "halo" / "calibration.json").read_text())["method_"]["held_out_"]
     assert held_out.startswith("a stack of heads; 36 held-out samples")

@@ -18,7 +18,14 @@ from longtail.metrics.table import SCORES
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.runs.prediction import in_words
 from longtail.runs.record import read_journal, scores_in
-from longtail.tasks.calibration import CALIBRATION_FILE, OWN_FILES, ScoresFile, read_calibration, read_scores
+from longtail.tasks.calibration import (
+    CALIBRATION_FILE,
+    OWN_FILES,
+    ScoresFile,
+    fitted_value,
+    read_calibration,
+    read_scores,
+)
 
 CARD_FILE = "README.md"
 SHOWN_CLASSES = 100
@@ -90,18 +97,11 @@ def _method(run: Run) -> str:
             f"\n\nStage two: {markdown_text(described.title)}{paper}; {settings}. Fitted on "
             f"{markdown_text(described.fitted_on.in_words())}; the backbone is that of stage one."
         )
-        if choice := _fitted(numbers, "choice_"):
+        if choice := fitted_value(numbers, "choice_"):
             text += f" It chose {markdown_text(candidate_title(str(choice)))}."
-        if held_out := _fitted(numbers, "held_out_"):
+        if held_out := fitted_value(numbers, "held_out_"):
             text += f" Images the network has not seen: {markdown_text(str(held_out))}."
     return text
-
-
-def _fitted(numbers: Any, name: str) -> Any:
-    """A fitted attribute of a method, or of the method inside it; None if neither has it."""
-    while isinstance(numbers, dict) and name not in numbers:
-        numbers = numbers.get("method_")
-    return numbers[name] if numbers else None
 
 
 def _scores(run: Run) -> str:

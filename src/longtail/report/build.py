@@ -27,7 +27,7 @@ from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import Calibrated, Summary, fitted, summarise
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrations_of
-from longtail.tasks.calibration import read_calibration
+from longtail.tasks.calibration import fitted_value, read_calibration
 
 OWN_FILES = PAGE_FILE, NUMBERS_FILE, FIGURES = "index.html", "report.json", "figures"
 BESIDE = ("marc", "disalign", "crt", "lws")
@@ -114,7 +114,7 @@ def _stored(folder: Path, held_out: Outputs) -> tuple[Calibrated, dict[str, str]
     with torch.no_grad():
         logits = head(torch.from_numpy(np.array(held_out.features)).float()).numpy()
     chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
-    if choice := numbers.get("choice_"):
+    if choice := fitted_value(numbers, "choice_"):
         chosen = f"it chose {candidate_title(str(choice))}"
     where = described.fitted_on
     facts = {

@@ -172,6 +172,19 @@ def read_calibration(folder: Path, *, model: str | None = None) -> tuple[Calibra
     return described, {key: value for key, value in values.items() if key.endswith("_")}
 
 
+def fitted_value(numbers: Any, name: str) -> Any:
+    """A fitted attribute of a method, or of the method inside it; None if neither has it.
+
+    >>> fitted_value({"temperature_": 1.5, "method_": {"choice_": "halo"}}, "choice_")
+    'halo'
+    """
+    while isinstance(numbers, dict):
+        if name in numbers:
+            return numbers[name]
+        numbers = numbers.get("method_")
+    return None
+
+
 def write_scores(folder: Path, scores: list[Comparison], model: str | None) -> None:
     """Scores before and after, one file per split."""
     for score in scores:
