@@ -156,17 +156,17 @@ def test_a_step_is_good_if_the_gradient_is_whatever_the_slope_is():
     """Along this line the slope hardly falls, but the point is within the goal."""
     problem = Bowl([1.0])
     search = _Search(problem, np.zeros(1))
-    assert search._step(np.ones(1), 0.05, goal=0.96, limit=100) == 0.05
+    assert search._step(np.ones(1), 0.05, goal=0.96, limit=100, end=100) == 0.05
     assert search.x == 0.05
     fresh = _Search(Bowl([1.0]), np.zeros(1))
-    assert fresh._step(np.ones(1), 0.05, goal=0.94, limit=100) == 0.2  # four times as far
+    assert fresh._step(np.ones(1), 0.05, goal=0.94, limit=100, end=100) == 0.2  # four times as far
 
 
 @pytest.mark.parametrize(("size", "taken"), [(0.1, 0.1), (0.0999, 0.3996), (1.9, 1.9)])
 def test_a_slope_of_nine_tenths_is_flat_enough(size, taken):
     """Wolfe's condition on the slope 1 - x, and on the value at 1.9: lower by 0.095, more than a ten-thousandth."""
     search = _Search(Bowl([1.0]), np.zeros(1))
-    assert search._step(np.ones(1), size, goal=0.0, limit=100) == pytest.approx(taken)
+    assert search._step(np.ones(1), size, goal=0.0, limit=100, end=100) == pytest.approx(taken)
 
 
 def test_what_is_ahead_of_a_search_that_has_not_moved():
@@ -253,7 +253,9 @@ def test_rounds_far_from_the_optimum_are_short(excess, memory, length):
     search._round(0.0, 1000.0)
     assert length <= search.passes - 1 < length + 3  # the last step may take some passes more
     assert search.passes == len(problem.seen)
-    assert search.blocks is None
+    # The last pass gives the blocks of the next round.
+    assert search.blocks is not None
+    np.testing.assert_array_equal(search.blocks.reach, problem.with_blocks(search.x)[2].reach)
 
 
 def test_a_solution_prints_its_numbers_and_not_what_it_carries_along():

@@ -165,12 +165,14 @@ class _Search:
         self._evaluate_here(blocks)
 
     def _evaluate_here(self, blocks: bool = True) -> None:
-        self.blocks: Blocks | None = None
         self.passes += self.problem.share
+        self.value, self.gradient, self.blocks = self._look_at(self.x, blocks=blocks)
+
+    def _look_at(self, x: np.ndarray, *, blocks: bool) -> tuple[float, np.ndarray, Blocks | None]:
+        """Value, gradient and, if asked for and the problem has them, blocks at a point."""
         if blocks and self.problem.paired:
-            self.value, self.gradient, self.blocks = self.problem.with_blocks(self.x)
-        else:
-            self.value, self.gradient = self.problem.value_and_gradient(self.x)
+            return self.problem.with_blocks(x)
+        return *self.problem.value_and_gradient(x), None
 
     def look_again(self) -> None:
         """Evaluate the same point, after the problem was refined."""
@@ -205,8 +207,9 @@ class _Search:
 
     def _round(self, goal: float, limit: float) -> None:
         """Steps of L-BFGS in one set of variables; the first ones go by the memory that was given, if one was."""
+        is_scaled = self.blocks is not None
         self._scaling = scaling = Scaling(self.blocks, self.gradient) if self.blocks else Unscaled()
-        length = math.inf if not self.blocks else FAR_ROUND if scaling.is_far and self._is_fresh else ROUND
+        length = math.inf if not is_scaled else FAR_ROUND if scaling.is_far and self._is_fresh else ROUND
         end = min(limit, self.passes + length * self.problem.share)
         if self._is_fresh:
             self.memory = Memory()
@@ -217,38 +220,39 @@ class _Search:
             if not slopes @ direction < 0:
                 self.memory, direction = Memory(), -slopes
             # Without scaling nothing is known about the length of the first step.
-            size = 1.0 if self.blocks or len(self.memory) else min(1.0, 1 / float(np.linalg.norm(slopes)))
-            taken = self._step(scaling.step(direction), size, goal, limit)
+            size = 1.0 if is_scaled or len(self.memory) else min(1.0, 1 / float(np.linalg.norm(slopes)))
+            taken = self._step(scaling.step(direction), size, goal, limit, end)
             if taken is None:
                 break
             self.memory.add(taken * direction, scaling.gradient(self.gradient) - slopes)
-        self.blocks = None
 
     def ahead(self) -> np.ndarray:
         """Where the next step would go; here, if nothing is known of the curvature."""
-        scaling = Scaling(self.blocks, self.gradient) if self.blocks else self._scaling
+        scaling = self._scaling or (Scaling(self.blocks, self.gradient) if self.blocks else None)
         if scaling is None:
             return self.x
         return np.asarray(self.x + scaling.step(self.memory.direction(scaling.gradient(self.gradient))))
 
-    def _step(self, direction: np.ndarray, size: float, goal: float, limit: float) -> float | None:
+    def _step(self, direction: np.ndarray, size: float, goal: float, limit: float, end: float) -> float | None:
         """Go some way along a direction; returns how far, or None if no acceptable point was found.
 
-        Along a line the slope of a convex function only grows: points are too short, too far, or good.
+        Along a line the slope of a convex function only grows: points are too short, too far, or good. The last pass
+        of a round, at `end`, gives the blocks for the next one.
         """
+        self.blocks = None
         slope = float(self.gradient @ direction)
         short, far = (0.0, slope), (math.inf, math.nan)
         while self.passes < limit and far[0] - short[0] > 1e-12:
             self.passes += self.problem.share
             x = self.x + size * direction
-            value, gradient = self.problem.value_and_gradient(x)
+            value, gradient, blocks = self._look_at(x, blocks=self.passes >= end - 1e-9)
             there = float(gradient @ direction)
             change = value - self.value
             if abs(change) < SMALL_CHANGE * abs(value):
                 change = 0.5 * size * (slope + there)
             is_low = change <= DECREASE * size * slope
             if is_low and (abs(there) <= -FLATTER * slope or np.abs(gradient).max() <= goal):
-                self.x, self.value, self.gradient = x, value, gradient
+                self.x, self.value, self.gradient, self.blocks = x, value, gradient, blocks
                 return size
             if is_low and there < 0:
                 short = (size, there)
