@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from longtail import MARC
 from longtail.data.imbalance import few_per_class
+from longtail.outputs import rows as logit_rows
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc import affine
 from longtail.posthoc.affine import FEWEST, PART, AffineProblem, _largest_part
@@ -167,3 +168,36 @@ def test_logits_that_are_zero_have_blocks_too():
     logits, y = repeated_rows()
     blocks = problem_of(0 * logits, y, shifts=False).with_blocks(np.repeat([1.0, 0.0], 3))[2]
     assert blocks.ab.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("small", [0, 1 << 22])
+@pytest.mark.parametrize("computed", [True, False])
+def test_one_pass_at_two_points_is_two_passes(monkeypatch, small, computed):
+    """Over several chunks, the last of which is shorter; in float32 and float64, logits stored and computed."""
+    monkeypatch.setattr(affine, "SMALL_PROBLEM", small)
+    for name, numbers in (("CHUNK_NUMBERS", 21), ("COMPUTED_NUMBERS", 21), ("STEP_ROWS", 7)):
+        monkeypatch.setattr(logit_rows, name, numbers)
+    rng = np.random.default_rng(0)
+    features, weight = rng.normal(size=(31, 5)).astype(np.float32), torch.from_numpy(rng.normal(size=(3, 5))).float()
+    bias, y = torch.tensor([0.1, -0.2, 0.3]), torch.from_numpy(rng.integers(0, 3, 31))
+    rows = LogitRows(features=features, weight=weight, bias=bias)
+    if not computed:
+        rows = LogitRows(rows.read(slice(None)).contiguous())
+    settings = {"ridge": 0.01, "centre": np.zeros(6)}
+    problem = AffineProblem(rows, y, torch.full((31,), 1 / 31, dtype=torch.float64), torch.ones(3), **settings)
+    start, x = rng.normal(1, 0.3, (2, 6))
+    (value, gradient), (other, other_gradient, blocks) = problem.with_start(start, x)
+    assert value == problem.value_and_gradient(start)[0]
+    np.testing.assert_array_equal(gradient, problem.value_and_gradient(start)[1])
+    expected = problem.with_blocks(x)
+    assert other == expected[0]
+    np.testing.assert_array_equal(other_gradient, expected[1])
+    np.testing.assert_array_equal(blocks.aa, expected[2].aa)
+    # In plain words: softmax of the calibrated logits.
+    logits = features @ weight.numpy().T + bias.numpy()
+    calibrated = logits * x[:3] + x[3:]
+    shares = np.exp(calibrated) / np.exp(calibrated).sum(1, keepdims=True)
+    assert other == pytest.approx(-np.log(shares[np.arange(31), y]).mean() + 0.005 * x @ x, rel=1e-5)
+    bend = shares * (1 - shares) / 31
+    np.testing.assert_allclose(blocks.aa, (bend * logits**2).sum(0) + 0.01, rtol=1e-4)
+    np.testing.assert_allclose(blocks.bb, bend.sum(0) + 0.01, rtol=1e-4)

@@ -141,7 +141,7 @@ def test_a_step_that_is_much_too_short_is_made_longer_and_one_too_far_shorter():
     for size, first_points in ((1e-3, [1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256]), (2.5, [2.5, 1.0])):
         bowl = Line(lambda x: 0.5 * (x - 1) ** 2 + 1, lambda x: x - 1)
         search = _Search(bowl, np.zeros(1))
-        taken = search._step(np.ones(1), size, goal=1e-9, limit=100)
+        taken = search._step(np.ones(1), size, goal=1e-9, limit=100, end=100)
         assert bowl.seen[1:] == pytest.approx(first_points)
         assert search.x == taken == pytest.approx(first_points[-1])
         assert search.passes == 1 + len(first_points)
@@ -151,11 +151,11 @@ def test_a_step_that_is_much_too_short_is_made_longer_and_one_too_far_shorter():
 def test_a_step_ends_with_the_passes_and_leaves_the_point():
     bowl = Line(lambda x: 0.5 * (x - 1) ** 2 + 1, lambda x: x - 1)
     search = _Search(bowl, np.zeros(1))
-    assert search._step(np.ones(1), 1e-9, goal=1e-9, limit=4) is None
+    assert search._step(np.ones(1), 1e-9, goal=1e-9, limit=4, end=100) is None
     assert len(bowl.seen) == 4
     assert search.x == 0
     uphill = _Search(bowl, np.zeros(1))
-    assert uphill._step(-np.ones(1), 1.0, goal=0.0, limit=1000) is None
+    assert uphill._step(-np.ones(1), 1.0, goal=0.0, limit=1000, end=1000) is None
     assert uphill.x == 0
 
 
@@ -163,9 +163,9 @@ def test_small_changes_of_the_value_are_taken_from_the_slopes():
     """The value is noise: it rises by 1e-7 whatever happens, and the slope alone tells the way."""
     noisy = Line(lambda x: 1.0 if x == 0 else 1 + 1e-7, lambda x: 1e-9 * (x - 1))
     search = _Search(noisy, np.zeros(1))
-    assert search._step(np.ones(1), 1.0, goal=1e-12, limit=100) == 1.0
+    assert search._step(np.ones(1), 1.0, goal=1e-12, limit=100, end=100) == 1.0
     loud = Line(lambda x: 1.0 if x == 0 else 1 + 1e-5, lambda x: 1e-9 * (x - 1))
-    assert _Search(loud, np.zeros(1))._step(np.ones(1), 1.0, goal=1e-12, limit=100) is None
+    assert _Search(loud, np.zeros(1))._step(np.ones(1), 1.0, goal=1e-12, limit=100, end=100) is None
 
 
 def test_exactly_three_tenths_of_the_reach_is_not_far():

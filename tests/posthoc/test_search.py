@@ -36,6 +36,11 @@ class Bowl(Problem):
         d = x - self.best
         return 0.5 * float(d @ d) + 1.0, d + self.error
 
+    def with_start(self, start, x):
+        here = self.value_and_gradient(start)
+        self.seen.pop()  # one pass for both
+        return here, (*self.value_and_gradient(x), None)
+
 
 class Paired(Bowl):
     paired = True
@@ -61,12 +66,12 @@ def test_what_a_problem_says_of_itself_if_it_says_nothing():
     )
     with pytest.raises(TypeError, match="Plain is not paired"):
         plain.with_blocks(np.zeros(2))
+    with pytest.raises(TypeError, match="Plain has no smaller version"):
+        plain.with_start(np.zeros(2), np.zeros(2))
 
 
-def test_a_start_that_is_good_enough_asks_no_part():
+def test_a_start_that_is_near_already_asks_no_part():
     part = Bowl([1.0, 0.0])
-    assert minimise(Bowl([1.0, 0.0], part=part), np.zeros(2), tolerance=1.0).evaluations == 1
-    assert part.seen == []
     assert minimise(Bowl([1.0, 0.0], part=part), np.zeros(2), tolerance=1e-3).converged
     assert part.seen
     given = Bowl([1.0, 0.0], part=Bowl([5.0, 5.0]))  # a known first gradient: the start is near already
@@ -75,14 +80,22 @@ def test_a_start_that_is_good_enough_asks_no_part():
 
 
 def test_a_point_that_is_no_better_is_not_taken():
-    search = _Search(Bowl([1.0, 0.0]), np.zeros(2))
-    search.try_point(np.array([2.0, 0.0]))  # as far from the best
+    search = _Search(Bowl([1.0, 0.0]), np.zeros(2), answer=np.array([2.0, 0.0]))  # as far from the best
     assert search.x.tolist() == [0, 0]
     assert search.gradient.tolist() == [-1, 0]
-    search.try_point(np.array([1.5, 0.0]))
+    search = _Search(Bowl([1.0, 0.0]), np.zeros(2), answer=np.array([1.5, 0.0]))
     assert search.x.tolist() == [1.5, 0]
     assert search.value == 1.125
-    assert search.passes == 3
+    assert search.first == 1  # at the start
+    assert search.passes == 1
+
+
+def test_passes_of_parts_and_those_before_a_refinement_count():
+    problem = Bowl([1.0, 0.0], part=Bowl([1.1, 0.0], share=0.5), rounding=0.5, refined=1)
+    solution = minimise(problem, np.zeros(2), tolerance=0.2)
+    assert solution.evaluations == np.ceil(len(problem.seen) + 0.5 * len(problem.part.seen))
+    assert len(problem.seen) == 2
+    assert solution.gradient == pytest.approx(0.1)
 
 
 def test_where_rounding_hides_the_start_it_is_looked_at_again():

@@ -84,10 +84,9 @@ def few_per_class(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     """
     # The third entry makes this draw independent of those of the long tail and the validation split.
     order = np.random.default_rng((seed, 0, 2)).permutation(len(labels))
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    grouped = labels[by_class]
-    place = np.arange(len(grouped)) - np.searchsorted(grouped, grouped)
-    return np.sort(by_class[place < most])
+    order = order[np.argsort(labels[order], kind="stable")]
+    classes = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    return np.sort(np.concatenate([of_class[:most] for of_class in classes]))
 
 
 @dataclass(frozen=True)

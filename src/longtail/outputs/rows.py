@@ -61,16 +61,17 @@ class LogitRows:
         columns = self._rows.shape[1] if self._weight is None else self._weight.shape[0]
         return self._rows.shape[0] if self._chosen is None else len(self._chosen), columns
 
-    def read(self, rows: slice | np.ndarray) -> Tensor:
-        """Logits of some rows, (B, K) float32."""
+    def read(self, rows: slice | np.ndarray, out: Tensor | None = None) -> Tensor:
+        """Logits of some rows, (B, K) float32; computed ones are put into the first rows of `out`, if given."""
         assert self._rows is not None
         chunk = writable(self._rows[rows if self._chosen is None else self._chosen[rows]]).to(torch.float32)
         if self._weight is None:
             return chunk if self._bias is None else chunk + self._bias
         # Class by class: with thousands of classes a product of this shape is 1.6 times as fast as `linear`.
+        into = None if out is None else out[: len(chunk)].T
         if self._bias is None:
-            return torch.mm(self._weight, chunk.T).T
-        return torch.addmm(self._bias.unsqueeze(1), self._weight, chunk.T).T
+            return torch.mm(self._weight, chunk.T, out=into).T
+        return torch.addmm(self._bias.unsqueeze(1), self._weight, chunk.T, out=into).T
 
     def buffer(self, dtype: torch.dtype) -> Tensor:
         """An empty chunk (B, K), in memory as `read` returns them: stored ones by row, computed ones by class."""
@@ -105,7 +106,9 @@ class LogitRows:
         for start in range(first, stop, self.chunk_rows):
             yield slice(start, min(start + self.chunk_rows, stop))
 
-    def chunks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Chunks of rows from `first` to `last`."""
+    def chunks(
+        self, first: int = 0, last: int | None = None, out: Tensor | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Chunks of rows from `first` to `last`; with `out`, a `buffer`, each may be overwritten by the next."""
         for rows in self.slices(first, last):
-            yield rows, self.read(rows)
+            yield rows, self.read(rows, out)

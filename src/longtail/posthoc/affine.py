@@ -54,6 +54,15 @@ def _largest_part(class_counts: np.ndarray, rows: int) -> int:
     return low
 
 
+class _Space:
+    """Memory for a chunk: its logits, the calibrated ones, and what bends the loss; each chunk uses it again."""
+
+    def __init__(self, rows: LogitRows, dtype: torch.dtype) -> None:
+        self.logits = rows.buffer(torch.float32)
+        self.work, self.bends = rows.buffer(dtype), rows.buffer(dtype)
+        self.dtype = dtype
+
+
 class AffineProblem(Problem):
     """The problem above; processes of `world` each sum over their share of the rows.
 
@@ -96,20 +105,20 @@ class AffineProblem(Problem):
         self._work_in(torch.float64 if size * classes <= SMALL_PROBLEM else torch.float32)
 
     def _work_in(self, dtype: torch.dtype) -> None:
-        self._buffer = self.rows.buffer(dtype)
+        self._space = _Space(self.rows, dtype)
         self._weights = self.sample_weights.to(dtype)
 
     @property
     def rounding(self) -> float:
         """The rounding error of float32 sums over chunks; measured: up to eight units of the last digit."""
-        if self._buffer.dtype == torch.float64:
+        if self._space.dtype == torch.float64:
             return 0.0
         by_scale, by_shift = self.world.sum(self._targets.clone()).abs()
         largest = float(torch.maximum(by_scale, by_shift * self.norms).max())
         return torch.finfo(torch.float32).eps * math.sqrt(self.rows.chunk_rows) / 4 * largest
 
     def refine(self) -> bool:
-        if self._buffer.dtype == torch.float64:
+        if self._space.dtype == torch.float64:
             return False
         self._work_in(torch.float64)
         return True
@@ -140,6 +149,8 @@ class AffineProblem(Problem):
             world=self.world,
         )
         part.share = self.share * len(chosen) / size
+        if part._space.dtype == self._space.dtype:
+            part._space = self._space  # the two are never at work together
         return part
 
     def _label_sums(self) -> Tensor:
@@ -151,22 +162,31 @@ class AffineProblem(Problem):
             sums[1].index_add_(0, labels, weights)
         return sums
 
-    def _calibrate(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, their logits and, in a buffer, the calibrated ones."""
-        dtype = self._buffer.dtype
-        omega, beta = torch.from_numpy(x).double().chunk(2)
-        scale, shift = omega.to(dtype), (beta * self.norms).to(dtype)
-        for rows, stored in self.rows.chunks(self.first, self.last):
+    def _calibrate(self, *points: np.ndarray) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
+        """For each chunk and point: the number of the point, rows, their logits and the calibrated ones."""
+        dtype = self._space.dtype
+        halves = [torch.from_numpy(x).double().chunk(2) for x in points]
+        affine = [(omega.to(dtype), (beta * self.norms).to(dtype)) for omega, beta in halves]
+        for rows, stored in self.rows.chunks(self.first, self.last, self._space.logits):
             logits = stored.to(dtype)
-            calibrated = torch.addcmul(shift, logits, scale, out=self._buffer[: len(logits)])
-            yield rows, logits, calibrated
+            for number, (scale, shift) in enumerate(affine):
+                yield number, rows, logits, torch.addcmul(shift, logits, scale, out=self._space.work[: len(logits)])
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient, _ = self._sums(x, blocks=False)
+        value, gradient, _ = self._sums(x, blocks=False)[0]
         return value, gradient
 
     def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
-        value, gradient, (bent, cross, steep) = self._sums(x, blocks=True)
+        return self._blocks(*self._sums(x, blocks=True)[0])
+
+    def with_start(
+        self, start: np.ndarray, x: np.ndarray
+    ) -> tuple[tuple[float, np.ndarray], tuple[float, np.ndarray, Blocks]]:
+        (value, gradient, _), there = self._sums(start, x, blocks=True)
+        return (value, gradient), self._blocks(*there)
+
+    def _blocks(self, value: float, gradient: np.ndarray, bends: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
+        bent, cross, steep = bends
         aa, bb = steep + self.ridge, bent + self.ridge
         if not self.shifts:
             return value, gradient, Blocks(aa, 0 * cross, 0 * bb + 1, np.sqrt(bb) / self.norms.numpy())
@@ -181,14 +201,14 @@ class AffineProblem(Problem):
         by_class, other = torch.from_numpy(factors), copy(self)
         other.sample_weights = self.sample_weights * by_class[self.labels]
         other._targets = self._targets * by_class
-        other._work_in(self._buffer.dtype)
+        other._weights = other.sample_weights.to(self._space.dtype)
         return other
 
     def gradients(self, x: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Gradients (G, 2K) at one point if classes weigh `factors` (G, K) times as much: one pass for all of them."""
         by_class = torch.from_numpy(factors)
         sums = -by_class.unsqueeze(1) * self._targets
-        for rows, logits, work in self._calibrate(x):
+        for _, rows, logits, work in self._calibrate(x):
             shares = work.softmax(1)
             weights = (by_class[:, self.labels[rows]] * self.sample_weights[rows]).to(work.dtype)
             sums[:, 1] += weights @ shares
@@ -200,37 +220,45 @@ class AffineProblem(Problem):
             gradients[:, gradients.shape[1] // 2 :] = 0.0
         return np.asarray(gradients)
 
-    def _sums(self, x: np.ndarray, *, blocks: bool) -> tuple[float, np.ndarray, np.ndarray]:
-        """Value, gradient (2K,) and, if asked for, sums (3, K) of `w p (1 - p)` with beta's norms twice, once, never.
+    def _sums(self, *points: np.ndarray, blocks: bool) -> list[tuple[float, np.ndarray, np.ndarray]]:
+        """At each point: value, gradient (2K,) and, if asked for, sums (3, K) of `w p (1 - p)` for the blocks.
 
-        The processes exchange all of it at once.
+        One pass for all points; the processes exchange all of it at once.
         """
         classes = self.rows.shape[1]
-        totals = torch.zeros(1 + (5 if blocks else 2) * classes, dtype=torch.float64)
-        value, sums, bent = totals[:1], totals[1 : 1 + 2 * classes].view(2, classes), totals[1 + 2 * classes :]
+        totals = torch.zeros(len(points), 1 + (5 if blocks else 2) * classes, dtype=torch.float64)
+        sums = totals[:, 1 : 1 + 2 * classes].unflatten(1, (2, classes))
+        bent = totals[:, 1 + 2 * classes :].unflatten(1, (-1, classes))
         sums -= self._targets
-        for rows, logits, work in self._calibrate(x):
+        for number, rows, logits, work in self._calibrate(*points):
             highest = work.amax(1, keepdim=True)
             own = work.gather(1, self.labels[rows].unsqueeze(1))
             work.sub_(highest).exp_()
             total = work.sum(1)
-            value += (self.sample_weights[rows] * (total.double().log() + (highest - own).squeeze(1))).sum()
+            loss = total.double().log() + (highest - own).squeeze(1)
+            totals[number, 0] += (self.sample_weights[rows] * loss).sum()
             weights = self._weights[rows]
             if blocks:
-                self._add_bends(bent.view(3, classes), work / total.unsqueeze(1), logits, weights)
+                probabilities = torch.div(work, total.unsqueeze(1), out=self._space.bends[: len(work)])
+                self._add_bends(bent[number], probabilities, logits, weights)
             weights = weights / total
-            sums[1] += torch.mv(work.T, weights)
-            sums[0] += torch.mv(work.mul_(logits).T, weights)
+            sums[number, 1] += torch.mv(work.T, weights)
+            sums[number, 0] += torch.mv(work.mul_(logits).T, weights)
         self.world.sum(totals)
-        sums[1] *= self.norms
+        sums[:, 1] *= self.norms
+        if blocks:
+            bent[:, 0] *= self.norms**2
+            bent[:, 1] *= self.norms
+        return [self._with_ridge(x, *found) for x, *found in zip(points, totals[:, 0], sums, bent, strict=True)]
+
+    def _with_ridge(
+        self, x: np.ndarray, value: Tensor, sums: Tensor, bent: Tensor
+    ) -> tuple[float, np.ndarray, np.ndarray]:
         pull = x - self.centre
         gradient = sums.flatten().numpy() + self.ridge * pull
         if not self.shifts:
             gradient[len(gradient) // 2 :] = 0.0
-        if blocks:
-            bent.view(3, classes)[0] *= self.norms**2
-            bent.view(3, classes)[1] *= self.norms
-        return float(value) + 0.5 * self.ridge * float(pull @ pull), gradient, bent.view(-1, classes).numpy()
+        return float(value) + 0.5 * self.ridge * float(pull @ pull), gradient, bent.numpy()
 
     @staticmethod
     def _add_bends(sums: Tensor, probabilities: Tensor, logits: Tensor, weights: Tensor) -> None:

@@ -57,6 +57,12 @@ class Problem(ABC):
         """Nearly the same problem on fewer rows; None if that would save nothing."""
         return None
 
+    def with_start(
+        self, start: np.ndarray, x: np.ndarray
+    ) -> tuple[tuple[float, np.ndarray], tuple[float, np.ndarray, Blocks]]:
+        """Value and gradient at the start, and `with_blocks` at x, in one pass; asked only if `smaller` gives one."""
+        raise TypeError(f"{type(self).__name__} has no smaller version")
+
     @property
     def rounding(self) -> float:
         """About how far rounding can change an entry of the gradient; 0 where that does not matter."""
@@ -109,15 +115,15 @@ def minimise(
     """
     began = time.perf_counter()
     smaller = problem.smaller() if first is None else None
-    search = _Search(problem, start, blocks=smaller is None, memory=memory)
-    if problem.rounding > TRUSTED * (first or search.largest) and problem.refine():
-        search.look_again()
+    answer, passes, _ = _rough(smaller, start, max_evaluations) if smaller else (None, 0.0, 0.0)
+    search = _Search(problem, start, answer=answer, memory=memory)
+    if problem.rounding > TRUSTED * (first or search.first) and problem.refine():
+        passes += search.passes
+        search = _Search(problem, start, answer=answer, memory=memory)
+    search.passes += passes
     if first is None:
-        first = search.largest
+        first = search.first
     goal = max(tolerance * first, NEGLIGIBLE)
-    if smaller is not None and search.largest > goal:
-        x, _ = _rough(smaller, start, search, max_evaluations)
-        search.try_point(x)
     # What is read may be off by the rounding, so it must stay below the goal by as much.
     search.until(max(goal - problem.rounding, problem.rounding), max_evaluations)
     if goal < 2 * problem.rounding and problem.refine():
@@ -138,23 +144,25 @@ def minimise(
     return Solution(search.x, search.value, is_solved, passes, relative, seconds, search.ahead(), search.memory)
 
 
-def _rough(problem: Problem, start: np.ndarray, whole: _Search, limit: int) -> tuple[np.ndarray, float]:
-    """About the answer of a part of the rows, by way of a smaller part of them; and the largest first gradient."""
-    smaller, first = problem.smaller(), 0.0
+def _rough(problem: Problem, start: np.ndarray, limit: int) -> tuple[np.ndarray, float, float]:
+    """About the answer of a part of the rows, by way of a smaller part of them; passes; the largest first gradient."""
+    smaller, first, passes = problem.smaller(), 0.0, 0.0
     if smaller is not None:
-        start, first = _rough(smaller, start, whole, limit)
+        start, passes, first = _rough(smaller, start, limit)
     search = _Search(problem, start)
     first = first or search.largest
     search.until(ROUGH * first, limit)
-    whole.passes += search.passes
-    return search.x, first
+    return search.x, passes + search.passes, first
 
 
 class _Search:
-    """The point reached so far, and steps that move it."""
+    """The point reached so far, and steps that move it; it begins at `answer`, if that is better than the start.
+
+    `first` is the largest entry of the gradient at the start.
+    """
 
     def __init__(
-        self, problem: Problem, start: np.ndarray, *, blocks: bool = True, memory: Memory | None = None
+        self, problem: Problem, start: np.ndarray, *, answer: np.ndarray | None = None, memory: Memory | None = None
     ) -> None:
         self.problem = problem
         self.passes = 0.0
@@ -162,11 +170,19 @@ class _Search:
         self.memory = memory.copy() if memory else Memory()
         self._is_fresh = memory is None
         self._scaling: Scaling | Unscaled | None = None
-        self._evaluate_here(blocks)
+        if answer is None:
+            self.look_again()
+            self.first = self.largest
+        else:
+            self._begin(start, answer)
 
-    def _evaluate_here(self, blocks: bool = True) -> None:
+    def _begin(self, start: np.ndarray, answer: np.ndarray) -> None:
         self.passes += self.problem.share
-        self.value, self.gradient, self.blocks = self._look_at(self.x, blocks=blocks)
+        here, there = self.problem.with_start(start, answer)
+        self.value, self.gradient, self.blocks = *here, None
+        self.first = self.largest
+        if there[0] < self.value:
+            self.x, (self.value, self.gradient, self.blocks) = answer, there
 
     def _look_at(self, x: np.ndarray, *, blocks: bool) -> tuple[float, np.ndarray, Blocks | None]:
         """Value, gradient and, if asked for and the problem has them, blocks at a point."""
@@ -175,21 +191,14 @@ class _Search:
         return *self.problem.value_and_gradient(x), None
 
     def look_again(self) -> None:
-        """Evaluate the same point, after the problem was refined."""
-        self._evaluate_here()
+        """Evaluate this point with its blocks: at first, or after the problem was refined."""
+        self.passes += self.problem.share
+        self.value, self.gradient, self.blocks = self._look_at(self.x, blocks=True)
 
     @property
     def largest(self) -> float:
         """Largest entry of the gradient."""
         return float(np.abs(self.gradient).max())
-
-    def try_point(self, x: np.ndarray) -> None:
-        """Go on from another point, if it is better."""
-        before = self.x, self.value, self.gradient
-        self.x = x
-        self._evaluate_here()
-        if not self.value < before[1]:
-            (self.x, self.value, self.gradient), self.blocks = before, None
 
     def until(self, goal: float, limit: int) -> None:
         """Rounds of steps until the gradient reaches the goal, progress ends or `limit` passes are used."""
@@ -197,7 +206,7 @@ class _Search:
         while self.largest > goal and self.passes < limit_here:
             before = self.value, self.largest
             if self.problem.paired and self.blocks is None:
-                self._evaluate_here()
+                self.look_again()
             self._round(goal, limit_here)
             is_slow = self.value > before[0] - SMALL_CHANGE * abs(before[0]) and self.largest > 0.5 * before[1]
             if is_slow and self.largest > goal and self.problem.refine():
