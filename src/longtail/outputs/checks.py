@@ -150,7 +150,7 @@ def _whole_numbers(values: np.ndarray) -> np.ndarray:
             raise UserError("labels contain NaN or infinity")
         if (values != np.round(values)).any():
             raise UserError("Unknown label type: continuous. Labels must be classes, not real numbers")
-    return values.astype(np.int64)
+    return np.require(values, np.int64, ("C", "W"))  # a copy only if one is needed
 
 
 def as_counts(class_counts: Any, classes: int) -> np.ndarray:
