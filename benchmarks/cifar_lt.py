@@ -214,16 +214,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the pages go")
     arguments = parser.parse_args()
     root = arguments.root or {str(cifar_root(name)) for name in ("cifar10", "cifar100")}.pop()
-    networks = released_networks(CIFAR)
+    further = [recipe for name in ANALYSES for recipe in ITEMS[name].recipes if recipe.startswith("cifar")]
+    networks = released_networks(dict.fromkeys([*CIFAR, *further]))
     configs: dict[str, TrainConfig] = {
         recipe: released_config(own, replace(RECIPES[recipe], root=root), recipe) for recipe, own in networks.items()
     }
     seeds = {recipe: tuple(own) for recipe, own in networks.items()}
-    work = Work(TABLE, ITEMS[TABLE], configs, arguments.work, seeds, (), 1, Display(), released=True)
+    whole = Work(TABLE, ITEMS[TABLE], configs, arguments.work, seeds, (), 1, Display(), released=True)
+    tables = [recipe for recipe in CIFAR if recipe in configs]
+    work = replace(
+        whole,
+        configs={recipe: configs[recipe] for recipe in tables},
+        seeds={recipe: seeds[recipe] for recipe in tables},
+    )
     reproduce(work)
-    for recipe in configs:
+    for recipe in tables:
         write_page(work, recipe, arguments.out)
-    write_analyses(work, arguments.out)
+    write_analyses(whole, arguments.out)
     print((work.folder / "README.md").read_text(encoding="utf-8"))
 
 
