@@ -223,7 +223,7 @@ class AffineProblem(Problem):
     def _sums(self, *points: np.ndarray, blocks: bool) -> list[tuple[float, np.ndarray, np.ndarray]]:
         """At each point: value, gradient (2K,) and, if asked for, sums (3, K) of `w p (1 - p)` for the blocks.
 
-        One pass for all points; the processes exchange all of it at once.
+        One pass for all points; the blocks are those of the last. The processes exchange all of it at once.
         """
         classes = self.rows.shape[1]
         totals = torch.zeros(len(points), 1 + (5 if blocks else 2) * classes, dtype=torch.float64)
@@ -238,7 +238,7 @@ class AffineProblem(Problem):
             loss = total.double().log() + (highest - own).squeeze(1)
             totals[number, 0] += (self.sample_weights[rows] * loss).sum()
             weights = self._weights[rows]
-            if blocks:
+            if blocks and number == len(points) - 1:
                 probabilities = torch.div(work, total.unsqueeze(1), out=self._space.bends[: len(work)])
                 self._add_bends(bent[number], probabilities, logits, weights)
             weights = weights / total

@@ -69,7 +69,7 @@ class FitData:
     def part(self, chosen: np.ndarray) -> FitData:
         """Some of the samples, by index."""
         features = None if self.features is None else np.asarray(LogitRows(self.features).read(chosen))
-        rows, labels = LogitRows(self.rows.read(chosen)), self.labels[torch.from_numpy(chosen)]
+        rows, labels = LogitRows(self.rows.read(chosen).contiguous()), self.labels[torch.from_numpy(chosen)]
         return replace(self, rows=rows, labels=labels, features=features)
 
     def plus(self, offset: np.ndarray) -> FitData:
