@@ -4,8 +4,10 @@ import io
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from longtail.errors import UserError
+from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.intervals import Interval
 from longtail.metrics.table import MAIN_SCORES, SCORES
 from longtail.report.terminal import price_lines, terminal_table
@@ -124,6 +126,20 @@ def test_a_terminal_shows_the_same(tmp_path):
         assert f"{100 * value:.1f}" in shown
     assert cells["vs Softmax"][0] == ""
     assert cells["vs Softmax"][1].startswith(f"{100 * rows[1].against['softmax'].value:+.1f} ")
+
+
+def test_on_a_terminal_of_80_columns_no_name_is_broken_and_no_number_cut(tmp_path):
+    titles = [method.title for method in (*TRAIN_METHODS.values(), *POSTHOC_METHODS.values())]
+    softmax, marc, _ = summarise(make(tmp_path), tmp_path)
+    long = Interval(0.2411, 0.2308, 0.2502)
+    rows = [softmax, *(dataclasses.replace(marc, title=title, against={"softmax": long}) for title in titles)]
+    console = Console(width=80, file=io.StringIO())
+    console.print(terminal_table(rows, "made up"))
+    lines = console.file.getvalue().splitlines()
+    words = {word for line in lines for word in line.split()}
+    assert {word for title in titles for word in title.split()} <= words
+    assert sum("+24.1 [+23.1, +25.0]" in line for line in lines) == len(titles)
+    assert max(map(len, lines)) <= 80
 
 
 def test_seeds_values_stand_below(tmp_path):
@@ -267,8 +283,13 @@ def test_the_price_of_a_calibration_is_shown(tmp_path):
     text = markdown(list(rows.values()), "made up")
     assert f"interval:\n\n- MARC: b\\_c ({100 * fallen.before:.0f} → 0)\n" in text
     assert price_lines(list(rows.values())) == [f"MARC: recognised less often than before: {fallen}"]
-    assert "Top-1 at training prior" in [column.header for column in terminal_table([*rows.values()], "").columns]
-    # Cells of earlier versions have no names.
+    headings = [column.header for column in terminal_table([*rows.values()], "").columns]
+    assert "Top-1 at training prior" in [" ".join(heading.split()) for heading in headings]
+    # Cells of earlier versions have no names: those of another seed serve for all.
+    half = summarise(
+        [{**one, "class_names": [] if one["seed"] == 0 else one["class_names"]} for one in results], tmp_path
+    )
+    assert [one.name for row in half for one in row.fallen] == ["b_c"]
     unnamed = summarise([{**result, "class_names": []} for result in results], tmp_path)
     assert [one.name for row in unnamed for one in row.fallen] == ["1"]
     assert "less often" not in markdown([rows["softmax"], rows["lws"]], "made up")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -26,6 +28,7 @@ SHOWN_CLASSES = 20
 SHOWN_IMAGES = 50
 CHART_BARS = 20
 BAR_WIDTH = 32
+HEADING_WIDTH = 10  # longer headings of numbers take several lines, so that names have the space
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -118,12 +121,12 @@ def terminal_table(rows: list[Row], caption: str) -> Table:
     # Late: a comparison fits methods, whose import takes as long as torch's; other tables do not.
     from longtail.tasks.tables import ranks, show_difference, show_interval
 
-    table = Table(title=caption)
+    table = Table(title=caption, box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("method", overflow="fold")
     # Top-1 at the training prior is the price of a calibration; plain top-1 is in the files.
     shown = {name: SCORES[name] for name in (*SHOTS, "balanced", "natural")}
     for heading in (*(score.heading for score in shown.values()), "vs Softmax"):
-        table.add_column(heading, justify="right", no_wrap=" " not in heading or heading == "vs Softmax")
+        table.add_column(fill(heading, HEADING_WIDTH), justify="right", no_wrap=True)
     best = {name: ranks(rows, score) for name, score in shown.items()}
     marks = {0: "[bold]{}[/bold]", 1: "[underline]{}[/underline]"}
     for before, row in zip([None, *rows], rows, strict=False):

@@ -97,7 +97,7 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
         pairs = zip(hits, other, strict=True)
         differences[reference] = [paired_difference(one, two, labels).value for one, two in pairs]
         if reference == first["stage_one"]:
-            fallen = fallen_classes(other.mean(0), hits.mean(0), labels, _class_names(first))
+            fallen = fallen_classes(other.mean(0), hits.mean(0), labels, _class_names(own))
     return Row(
         method=method,
         title=first["title"],
@@ -116,9 +116,10 @@ def _row(own: Sequence[Result], correct: dict[str, dict[int, np.ndarray]], label
     )
 
 
-def _class_names(result: Result) -> list[str]:
-    """Names of the classes; cells of earlier versions have none."""
-    return result["class_names"] or [str(label) for label in range(len(result["class_counts"]))]
+def _class_names(own: Sequence[Result]) -> list[str]:
+    """Names of the classes, from any seed: cells of earlier versions have none."""
+    known = next((names for result in own if (names := result["class_names"])), None)
+    return known or [str(label) for label in range(len(own[0]["class_counts"]))]
 
 
 def _all_chose(own: Sequence[Result], name: str) -> bool:
