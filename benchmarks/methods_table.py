@@ -36,7 +36,25 @@ class Column:
 
     @property
     def heading(self) -> str:
-        return f"{self.title}, {self.seeds} seed{'s' * (self.seeds > 1)}"
+        return f"{self.title}, {seeds_text(self.seeds)}"
+
+    def score(self, method: str) -> str:
+        """Balanced accuracy (few-shot or, where there is none, medium-shot)."""
+        row = self.rows.get(method)
+        if row is None:
+            return ""
+        tail = row["scores"]["few"] or row["scores"]["medium"]
+        fewer = "" if count_of(row) == self.seeds else f", {seeds_text(count_of(row))}"
+        return f"{100 * row['scores']['balanced']['value']:.1f} ({100 * tail['value']:.1f}){fewer}"
+
+
+def seeds_text(count: int) -> str:
+    return f"{count} seed{'s' * (count > 1)}"
+
+
+def count_of(row: dict[str, Any]) -> int:
+    """Seeds of a row; earlier tables hold their number alone."""
+    return row["seeds"] if isinstance(row["seeds"], int) else len(row["seeds"])
 
 
 def columns() -> list[Column]:
@@ -50,17 +68,7 @@ def read(folder: str, title: str) -> Column | None:
     if not path.is_file():
         return None
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    seeds = rows[0]["seeds"]  # earlier tables hold their number alone
-    count = seeds if isinstance(seeds, int) else len(seeds)
-    return Column(title, folder, {row["method"]: row for row in rows}, count)
-
-
-def score(row: dict[str, Any] | None) -> str:
-    """Balanced accuracy (few-shot or, where there is none, medium-shot)."""
-    if row is None:
-        return ""
-    tail = row["scores"]["few"] or row["scores"]["medium"]
-    return f"{100 * row['scores']['balanced']['value']:.1f} ({100 * tail['value']:.1f})"
+    return Column(title, folder, {row["method"]: row for row in rows}, max(map(count_of, rows)))
 
 
 def short(paper: str) -> str:
@@ -78,7 +86,7 @@ def main() -> None:
         own = {name: method for name, method in methods.items() if method.family == family}
         lines += [f"| *{title}* |" + " |" * (len(headings) - 1)] if own else []
         for name, method in own.items():
-            cells = [score(column.rows.get(name)) for column in measured]
+            cells = [column.score(name) for column in measured]
             lines.append("| " + " | ".join([method.title, f"`{name}`", short(method.paper), *cells]) + " |")
     pages = ", ".join(f"[{column.title}](docs/results/{column.folder}/table.md)" for column in measured)
     lines += [

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from common import RESULTS, how_sure, title_of
 
@@ -33,7 +34,16 @@ DATA = ("cifar10-lt-100", "cifar100-lt-100")
 ON_TOP = ("marc", "halo")
 # One stream of images first: a method with several takes as many times longer.
 ORDER = sorted(TRAIN_METHODS, key=lambda name: len(TRAIN_METHODS[name].samplers))
-EPOCHS = 20
+# What two cores manage, as settings of `longtail compare`.
+BUDGET: dict[str, Any] = {
+    "backbone": "resnet8",
+    "epochs": 20,
+    "batch_size": 128,
+    "lr": 0.1,
+    "warmup": 200,
+    "evaluate_every": 20,
+    "checkpoint_every": 2,
+}
 
 HOW = """every stage-one method takes the same optimiser steps, with a full batch per stream of images. Balanced
 accuracy on the test images, per cent (in brackets: few-shot classes, or medium-shot where there are none). MARC and
@@ -45,18 +55,7 @@ distance from published numbers."""
 
 def config_of(recipe: str, root: str | None = None) -> TrainConfig:
     """The recipe at a budget that two cores manage."""
-    return replace(
-        RECIPES[recipe],
-        root=root,
-        backbone="resnet8",
-        epochs=EPOCHS,
-        iterations=None,
-        batch_size=128,
-        lr=0.1,
-        warmup=200,
-        evaluate_every=EPOCHS,
-        checkpoint_every=2,
-    )
+    return replace(RECIPES[recipe], root=root, iterations=None, **BUDGET)
 
 
 def entries(first: str) -> list[str]:
@@ -71,7 +70,14 @@ def known_cells(recipe: str, folder: Path) -> list[Result]:
     names = [path.stem for path in (folder / recipe / "cells").glob("*.json")]
     seeds = sorted({int(name.rpartition("-seed")[2]) for name in names})
     cells = [Cell(Entry.of(entry), seed, config, 1, folder / recipe) for entry in every_entry() for seed in seeds]
-    return [result for cell in cells if (result := cell.read()) is not None]
+    found = [result for cell in cells if (result := cell.read()) is not None]
+    own: dict[str, list[int]] = {}
+    for result in found:
+        own.setdefault(result["method"], []).append(result["seed"])
+    for result in found:
+        if (fewer := own[result["method"]]) != seeds:
+            result["title"] += f" (seed {', '.join(map(str, fewer))} only)"
+    return found
 
 
 def every_entry() -> list[str]:
@@ -110,6 +116,8 @@ def page(recipe: str, rows: dict[str, Row], results: list[Result]) -> str:
                 "",
                 READING,
                 "",
+                f"A row of it (other rows: other names): `{command(recipe, seeds)}`",
+                "",
                 "- command: OMP_NUM_THREADS=1 python benchmarks/systems.py --root data --seeds "
                 + " ".join(map(str, seeds)),
                 f"- seeds: {', '.join(map(str, seeds))}",
@@ -119,6 +127,15 @@ def page(recipe: str, rows: dict[str, Row], results: list[Result]) -> str:
             ]
         )
         + "\n"
+    )
+
+
+def command(recipe: str, seeds: list[int]) -> str:
+    """The public command of one row: on a copy of this folder it finds the cells that are there."""
+    settings = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in BUDGET.items())
+    return (
+        f"longtail compare {recipe} --root data --methods {' '.join(entries('cbs'))} "
+        f"--seeds {' '.join(map(str, seeds))} {settings} --out FOLDER"
     )
 
 
