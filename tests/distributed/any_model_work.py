@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import longtail
+from longtail.distributed.presence import KEY, Meeting, group_of_caller, taking_part
 from longtail.errors import UserError
 
 SIZE = 101  # odd: the parts of two processes are uneven, and a distributed sampler pads
@@ -143,6 +145,7 @@ def main(out: Path) -> None:
     kept["mapped"] = {name: np.array(getattr(mapped, name)) for name in ("logits", "features", "labels", "indices")}
 
     os.environ["LONGTAIL_JOIN_TIMEOUT"] = "1"
+    linger(rank)
     if rank == 0:
         kept["alone"] = result(*longtail.calibrate(network(), DataLoader(data, 8), **device))
         kept["here while alone"] = here_while_alone()
@@ -155,12 +158,22 @@ def main(out: Path) -> None:
     dist.destroy_process_group()
 
 
+def linger(rank):
+    """A call that process 1 ends only when process 0 waits for it in the next one, which process 1 does not make."""
+    with taking_part(group_of_caller(torch.device("cpu"))) as world:
+        assert world.size == 2
+        while rank == 1 and 0 not in meeting_now().waiting:
+            time.sleep(0.01)
+
+
 def here_while_alone():
     """What another process that came later would see of one that works alone."""
-    from longtail.distributed.presence import _is_here, _store, group_of_caller, taking_part
-
     with taking_part(group_of_caller(torch.device("cpu"))) as world:
-        return world.size, _is_here(_store(), 0)
+        return world.size, sorted(meeting_now().waiting | meeting_now().busy)
+
+
+def meeting_now():
+    return Meeting.read(dist.distributed_c10d._get_default_store().get(KEY))
 
 
 def prepared(data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -34,15 +35,26 @@ def torchrun_command(*words: object, processes: int = 2) -> list[str]:
     return [*start, f"--master-port={free_port()}", *map(str, words)]
 
 
+def workers_of(agent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+
+
 @pytest.fixture(scope="session")
 def torchrun():
     """`torchrun(words…)` runs two processes and returns what they printed; an error if that is not `expect`."""
 
     def run(*words: object, expect: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-        given = {"env": surroundings(**environment), "timeout": HANGING_SECONDS}
-        done = subprocess.run(torchrun_command(*words), capture_output=True, text=True, **given)
-        assert done.returncode == expect, done.stderr
-        return done
+        env = surroundings(PYTHONFAULTHANDLER="1", **environment)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started = subprocess.Popen(torchrun_command(*words), env=env, **pipes)
+        try:
+            stdout, stderr = started.communicate(timeout=HANGING_SECONDS)
+        except subprocess.TimeoutExpired:
+            for pid in (*workers_of(started.pid), started.pid):
+                os.kill(pid, signal.SIGABRT)  # each says where it was
+            raise AssertionError(f"still running after {HANGING_SECONDS} s:\n{started.communicate()[1]}") from None
+        assert started.returncode == expect, stderr
+        return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
 
     return run
 

@@ -22,7 +22,7 @@ from longtail.distributed.parent import end_with_parent
 from longtail.distributed.rendezvous import Rendezvous, code_fingerprint, differing
 from longtail.errors import UserError
 
-TIMEOUT = 1800  # seconds after which a collective call gives up
+TIMEOUT = 1800
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def join(device: str = "auto") -> Iterator[World]:
     if size == 1:
         yield World(0, 1, find_device(device, local_rank))
         return
-    rank, timeout = _own_rank(size), timedelta(seconds=number_of("LONGTAIL_TIMEOUT", TIMEOUT))
+    rank, timeout = _own_rank(size), timedelta(seconds=collective_seconds())
     end_with_parent()
     rendezvous = Rendezvous(rank, size)
     failure: Exception | None = None
@@ -141,6 +141,11 @@ def _meet(rendezvous: Rendezvous, device: str, local_rank: int, timeout: timedel
         backend, store=rendezvous.store, rank=rendezvous.rank, world_size=rendezvous.size, timeout=timeout
     )
     return chosen
+
+
+def collective_seconds() -> int:
+    """After how many seconds a collective call gives up."""
+    return number_of("LONGTAIL_TIMEOUT", TIMEOUT)
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
