@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import how_sure, title_of, write_results
-from systems import FOLDER, ORDER
+from common import RESULTS, how_sure, title_of, write_results
+from systems import BUDGETS, ORDER
 
 from longtail import MARC, Outputs
 from longtail.methods import TRAIN_METHODS
 from longtail.metrics.intervals import paired_difference
 from longtail.tasks.tables import show_difference
 
+FOLDER = RESULTS / BUDGETS["resnet8"].folder
 GAMMAS: tuple[Any, ...] = (0.8, 1.0, 1.2, "auto")
 TRAIN, VALIDATION, TEST = (f"{name}.safetensors" for name in ("train-views1", "validation", "test"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import halo_cases
 import numpy as np
 from common import cifar_root
-from systems import config_of
+from systems import BUDGETS, config_of
 
 from longtail import HALO, MARC, Outputs, train
 from longtail.extraction.run import Extractor
@@ -57,7 +57,9 @@ def trained(share: str, seed: int) -> Path:
     folder = halo_cases.KEPT / "split" / f"{100 - 100 * held:g}-{classes}-seed{seed}"
     if not (folder / MODEL_FILE).is_file():
         root = os.environ.get("LONGTAIL_ROOT") or str(cifar_root("cifar10"))
-        config = replace(config_of("cifar10-lt-100", root), validation=held, validation_from=classes, seed=seed)
+        config = replace(
+            config_of("cifar10-lt-100", BUDGETS["resnet8"], root), validation=held, validation_from=classes, seed=seed
+        )
         train(config, folder, resume=(folder / RUN_FILE).is_file(), progress=False)
     return folder
 

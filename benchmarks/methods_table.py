@@ -12,16 +12,14 @@ from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.intervals import FEWEST_SEEDS
 from longtail.tasks.table_rows import FAMILIES
 
-# Folder below docs/results → what its column is called.
+# What a column is called → its folders below docs/results; the first that has a method counts.
 SETS = {
-    "digits-lt": "digits-LT",
-    "systems/cifar10-lt-100": "CIFAR-10-LT 100, ResNet-8",
-    "systems/cifar100-lt-100": "CIFAR-100-LT 100, ResNet-8",
-    "cifar10-lt-100/earlier": "CIFAR-10-LT 100, ResNet-32, 100 epochs",
-    "cifar10-lt-100": "CIFAR-10-LT 100, ResNet-32",
-    "cifar100-lt-100": "CIFAR-100-LT 100, ResNet-32",
+    "digits-LT": ("digits-lt",),
+    "CIFAR-10-LT 100, ResNet-8": ("systems/cifar10-lt-100",),
+    "CIFAR-100-LT 100, ResNet-8": ("systems/cifar100-lt-100",),
+    "CIFAR-10-LT 100, ResNet-32": ("cifar10-lt-100", "systems-resnet32/cifar10-lt-100"),
+    "CIFAR-100-LT 100, ResNet-32": ("cifar100-lt-100", "systems-resnet32/cifar100-lt-100"),
 }
-REPLACED_BY = {"cifar10-lt-100/earlier": "cifar10-lt-100"}  # as soon as that has seeds enough
 START, END = "<!-- methods -->\n", "<!-- /methods -->"
 
 
@@ -30,9 +28,12 @@ class Column:
     """What was measured on one data set: its rows by method."""
 
     title: str
-    folder: str
+    folders: tuple[str, ...]
     rows: dict[str, dict[str, Any]]
-    seeds: int
+
+    @property
+    def seeds(self) -> int:
+        return max(map(count_of, self.rows.values()))
 
     @property
     def heading(self) -> str:
@@ -58,17 +59,17 @@ def count_of(row: dict[str, Any]) -> int:
 
 
 def columns() -> list[Column]:
-    found = {folder: column for folder, title in SETS.items() if (column := read(folder, title))}
-    replaced = [old for old, new in REPLACED_BY.items() if new in found and found[new].seeds >= FEWEST_SEEDS]
-    return [column for folder, column in found.items() if folder not in replaced]
+    return [Column(title, folders, rows) for title, folders in SETS.items() if (rows := rows_of(folders))]
 
 
-def read(folder: str, title: str) -> Column | None:
-    path = RESULTS / folder / "results.json"
-    if not path.is_file():
-        return None
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return Column(title, folder, {row["method"]: row for row in rows}, max(map(count_of, rows)))
+def rows_of(folders: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The rows of a column by method."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        path = RESULTS / folder / "results.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+        found = {row["method"]: row for row in rows} | found
+    return found
 
 
 def short(paper: str) -> str:
@@ -88,7 +89,7 @@ def main() -> None:
         for name, method in own.items():
             cells = [column.score(name) for column in measured]
             lines.append("| " + " | ".join([method.title, f"`{name}`", short(method.paper), *cells]) + " |")
-    pages = ", ".join(f"[{column.title}](docs/results/{column.folder}/table.md)" for column in measured)
+    pages = ", ".join(f"[{column.title}](docs/results/{column.folders[0]}/table.md)" for column in measured)
     lines += [
         "",
         "Balanced test accuracy in per cent (in brackets: few-shot classes; CIFAR-10-LT 100 has none, so medium-shot).",

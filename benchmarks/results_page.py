@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, how_sure, title_of
+from systems import BUDGETS, DATA
 
 from longtail.core.files import write_text
 from longtail.metrics.intervals import Interval
@@ -14,8 +16,6 @@ from longtail.metrics.table import SCORES
 from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
 from longtail.tasks.tables import show_difference
-
-SYSTEMS = RESULTS / "systems"
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -71,12 +71,14 @@ def systems() -> list[str]:
     lines = [
         "## Every system at one budget",
         "",
-        "Does calibration still help after a method that is balanced already?",
+        "Does calibration still help after a method that is balanced already? Every method on a small network, and "
+        "some on a network that is trained longer.",
         "",
     ]
-    for folder in sorted(SYSTEMS.glob("*/results.json")):
-        recipe = folder.parent.name
-        rows = {row["method"]: row for row in rows_of(folder.parent)}
+    for budget, recipe in product(BUDGETS.values(), DATA):
+        rows = {row["method"]: row for row in rows_of(RESULTS / budget.folder / recipe)}
+        if not rows:
+            continue
         trained = [name for name, row in rows.items() if row["stage_one"] == name]
         table = []
         for name in trained:
@@ -85,7 +87,7 @@ def systems() -> list[str]:
                 row = rows.get(top if name == "softmax" else f"{name}+{top}")
                 cells.append(show_difference(Interval(**row["against"][name])) if row else "")
             table.append(cells)
-        heading = f"[{title_of(recipe)}, ResNet-8](systems/{recipe}/README.md)"
+        heading = f"[{title_of(recipe)}, {budget.title}]({budget.folder}/{recipe}/README.md)"
         lines += [
             *lines_of([heading, "alone", "+ MARC", "+ HALO"], table),
             "",

@@ -1,17 +1,18 @@
 """Every system at one budget on long-tailed CIFAR, alone and with MARC and HALO on top.
 
-Stage-one methods take equal optimiser steps on ResNet-8; each finished network is calibrated at once. The cells stay
-in docs/results/systems/RECIPE/cells (the runs beside them are not kept in the repository), so that the same command
-goes on after an interruption and later ones add seeds:
+Stage-one methods take equal optimiser steps; each finished network is calibrated at once. The cells stay in
+docs/results/FOLDER/RECIPE/cells (the runs beside them are not kept in the repository), so that the same command goes on
+after an interruption and later ones add seeds:
 
     OMP_NUM_THREADS=1 python benchmarks/systems.py --root data --seeds 0 1 2
+    OMP_NUM_THREADS=1 python benchmarks/systems.py --root data --seeds 0 --budget resnet32
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,52 +25,100 @@ from longtail.core.progress import Display
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.table import SCORES
 from longtail.report.paper_tables import lines_of
+from longtail.report.work import released_networks
+from longtail.runs.released import copy_released
 from longtail.tasks.cells import Cell, Result
-from longtail.tasks.entries import Entry
+from longtail.tasks.entries import BASE, Entry
 from longtail.tasks.table_rows import Row, summarise
 from longtail.tasks.tables import show_difference, show_interval, write_tables
 
-FOLDER = RESULTS / "systems"
 DATA = ("cifar10-lt-100", "cifar100-lt-100")
 ON_TOP = ("marc", "halo")
 # One stream of images first: a method with several takes as many times longer.
 ORDER = sorted(TRAIN_METHODS, key=lambda name: len(TRAIN_METHODS[name].samplers))
-# What two cores manage, as settings of `longtail compare`.
-BUDGET: dict[str, Any] = {
-    "backbone": "resnet8",
-    "epochs": 20,
-    "batch_size": 128,
-    "lr": 0.1,
-    "warmup": 200,
-    "evaluate_every": 20,
-    "checkpoint_every": 2,
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How each system is trained.
+
+    Args:
+        folder: of its pages below docs/results.
+        title: of the network.
+        settings: of `longtail compare`, instead of the recipe's.
+        reading: how to read the page.
+        released: whether Softmax's networks are the released ones.
+    """
+
+    folder: str
+    title: str
+    settings: dict[str, Any]
+    reading: str
+    released: bool = False
+
+
+# What two cores manage: every method with three seeds, or a longer training of a few.
+BUDGETS = {
+    "resnet8": Budget(
+        "systems",
+        "ResNet-8",
+        {
+            "backbone": "resnet8",
+            "epochs": 20,
+            "batch_size": 128,
+            "lr": 0.1,
+            "warmup": 200,
+            "evaluate_every": 20,
+            "checkpoint_every": 2,
+        },
+        """On Softmax's network, every decision-boundary and confidence method: [table.md](table.md), with all scores.
+The budget is small (the paper trains ResNet-32 on 30 times as many images): read the order of the methods, not their
+distance from published numbers. The order can change with the budget: some of the methods on a
+[ResNet-32 with 60 epochs](../../systems-resnet32/{recipe}/README.md).""",
+    ),
+    "resnet32": Budget(
+        "systems-resnet32",
+        "ResNet-32",
+        {
+            "backbone": "resnet32",
+            "epochs": 60,
+            "batch_size": 128,
+            "lr": 0.1,
+            "warmup": 450,
+            "precision": "bf16",
+            "evaluate_every": 10,
+            "checkpoint_every": 1,
+        },
+        """Does the order of the methods at the [small budget](../../systems/{recipe}/README.md) hold for a network that
+is trained longer? Softmax's is the [released](../../../../released/README.md) network, on which
+[every decision-boundary method](../../{recipe}/README.md) was measured.""",
+        released=True,
+    ),
 }
 
 HOW = """every stage-one method takes the same optimiser steps, with a full batch per stream of images. Balanced
 accuracy on the test images, per cent (in brackets: few-shot classes, or medium-shot where there are none). MARC and
 HALO calibrate the network of the same row; the differences from that network have 95 % intervals."""
-READING = """On Softmax's network, every decision-boundary and confidence method: [table.md](table.md), with all scores.
-The budget is small (the paper trains ResNet-32 on 30 times as many images): read the order of the methods, not their
-distance from published numbers."""
 
 
-def config_of(recipe: str, root: str | None = None) -> TrainConfig:
+def config_of(recipe: str, budget: Budget, root: str | None = None) -> TrainConfig:
     """The recipe at a budget that two cores manage."""
-    return replace(RECIPES[recipe], root=root, iterations=None, **BUDGET)
+    return replace(RECIPES[recipe], root=root, iterations=None, **budget.settings)
 
 
-def entries(first: str) -> list[str]:
-    """A stage-one method and what is put on top of it: on Softmax, every post-hoc method."""
-    on_top = POSTHOC_METHODS if first == "softmax" else ON_TOP
+def entries(first: str, budget: Budget) -> list[str]:
+    """A stage-one method and what is put on top of it: on Softmax, every post-hoc method, if no other page has them."""
+    on_top = POSTHOC_METHODS if first == "softmax" and not budget.released else ON_TOP
     return [first, *(f"{first}+{name}" for name in on_top)]
 
 
-def known_cells(recipe: str, folder: Path) -> list[Result]:
+def known_cells(recipe: str, budget: Budget, folder: Path) -> list[Result]:
     """The cells that are done, in order."""
-    config = config_of(recipe)
+    config = config_of(recipe, budget)
     names = [path.stem for path in (folder / recipe / "cells").glob("*.json")]
     seeds = sorted({int(name.rpartition("-seed")[2]) for name in names})
-    cells = [Cell(Entry.of(entry), seed, config, 1, folder / recipe) for entry in every_entry() for seed in seeds]
+    every = [entry for first in ORDER for entry in entries(first, budget)]
+    cells = [Cell(Entry.of(entry), seed, config, 1, folder / recipe) for entry in every for seed in seeds]
     found = [result for cell in cells if (result := cell.read()) is not None]
     own: dict[str, list[int]] = {}
     for result in found:
@@ -80,46 +129,44 @@ def known_cells(recipe: str, folder: Path) -> list[Result]:
     return found
 
 
-def every_entry() -> list[str]:
-    return [entry for first in ORDER for entry in entries(first)]
-
-
-def write_pages(out: Path, data: Sequence[str]) -> None:
+def write_pages(budget: Budget, out: Path, data: Sequence[str]) -> None:
     """For each data set the table of the comparison, and a page that answers what is asked."""
     for recipe in data:
-        results = known_cells(recipe, out)
+        results = known_cells(recipe, budget, out)
         if not results:
             continue
         folder = out / recipe
         rows = summarise(results, folder / "cells")
-        write_tables(rows, results, folder, describe(config_of(recipe)))
-        write_text(folder / "README.md", page(recipe, {row.method: row for row in rows}, results))
+        write_tables(rows, results, folder, describe(config_of(recipe, budget)))
+        write_text(folder / "README.md", page(recipe, budget, {row.method: row for row in rows}, results))
 
 
-def page(recipe: str, rows: dict[str, Row], results: list[Result]) -> str:
+def page(recipe: str, budget: Budget, rows: dict[str, Row], results: list[Result]) -> str:
     """Does repair still help after each stage-one method?"""
     trained = [first for first in ORDER if first in rows]
     missing = [TRAIN_METHODS[first].title for first in ORDER if first not in rows]
     seeds = sorted({result["seed"] for result in results})
     origins = {name: sorted({result["origin"][name] for result in results}) for name in ("commit", "time", "machine")}
+    chosen = "" if budget is BUDGETS["resnet8"] else f" --budget {budget.settings['backbone']}"
     return (
         "\n".join(
             [
-                f"# Every system at one budget: {title_of(recipe)}, ResNet-8",
+                f"# Systems at one budget: {title_of(recipe)}, {budget.title}",
                 "",
-                f"{describe(config_of(recipe))}; {HOW}",
+                f"{describe(config_of(recipe, budget))}; {HOW}",
                 "",
                 *on_top_table(trained, rows),
                 "",
                 how_sure(tuple(seeds)),
-                *([f"Not measured yet at this budget: {', '.join(missing)}."] if missing else []),
+                *([f"Not measured at this budget: {', '.join(missing)}."] if missing else []),
                 "",
-                READING,
+                budget.reading.format(recipe=recipe),
                 "",
-                f"A row of it (other rows: other names): `{command(recipe, seeds)}`",
+                f"A row of it (other rows: other names): `{command(recipe, budget, seeds)}`",
                 "",
                 "- command: OMP_NUM_THREADS=1 python benchmarks/systems.py --root data --seeds "
-                + " ".join(map(str, seeds)),
+                + " ".join(map(str, seeds))
+                + chosen,
                 f"- seeds: {', '.join(map(str, seeds))}",
                 f"- commit of the cells: {', '.join(origins['commit'])}",
                 f"- time of the cells: {origins['time'][0]} to {origins['time'][-1]}",
@@ -130,11 +177,11 @@ def page(recipe: str, rows: dict[str, Row], results: list[Result]) -> str:
     )
 
 
-def command(recipe: str, seeds: list[int]) -> str:
+def command(recipe: str, budget: Budget, seeds: list[int]) -> str:
     """The public command of one row: on a copy of this folder it finds the cells that are there."""
-    settings = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in BUDGET.items())
+    settings = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in budget.settings.items())
     return (
-        f"longtail compare {recipe} --root data --methods {' '.join(entries('cbs'))} "
+        f"longtail compare {recipe} --root data --methods {' '.join(entries('cbs', budget))} "
         f"--seeds {' '.join(map(str, seeds))} {settings} --out FOLDER"
     )
 
@@ -162,23 +209,32 @@ def balanced(row: Row) -> str:
     return f"{shown} ({SCORES['few'].show(tail.value)})" if tail else shown
 
 
+def take_released(recipe: str, config: TrainConfig, seed: int, out: Path) -> None:
+    """Softmax's network is there already."""
+    copy_released(released_networks([recipe])[recipe][seed].folder, Cell(BASE, seed, config, 1, out).run_folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="folder of CIFAR; without it, the pages are written from the cells there are")
+    parser.add_argument("--budget", default="resnet8", choices=BUDGETS)
     parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
     parser.add_argument("--methods", nargs="+", default=ORDER, choices=ORDER)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, help="folder of runs, cells and pages (default: below docs/results)")
     arguments = parser.parse_args()
-    display = Display()
+    budget, display = BUDGETS[arguments.budget], Display()
+    out = arguments.out or RESULTS / budget.folder
     if arguments.root is None:
-        return write_pages(arguments.out, arguments.data)
+        return write_pages(budget, out, arguments.data)
     for seed in arguments.seeds:
         for recipe in arguments.data:
-            config = config_of(recipe, arguments.root)
+            config = config_of(recipe, budget, arguments.root)
+            if budget.released and "softmax" in arguments.methods:
+                take_released(recipe, config, seed, out / recipe)
             for first in arguments.methods:
-                compare(config, entries(first), arguments.out / recipe, seeds=(seed,), display=display)
-    return write_pages(arguments.out, arguments.data)
+                compare(config, entries(first, budget), out / recipe, seeds=(seed,), display=display)
+    return write_pages(budget, out, arguments.data)
 
 
 if __name__ == "__main__":
