@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -267,3 +268,20 @@ def test_images_that_cannot_be_read_are_left_out_if_asked(capsys, photos, traine
 def test_images_are_decoded_once_for_all_commands(photos, trained, monkeypatch):
     monkeypatch.setattr(FileImages, "open", None)  # training and calibration have decoded all there are
     assert main(["evaluate", str(trained), "--device=cpu", "--workers=0", "--quiet"]) == 0
+
+
+def test_a_suggested_command_names_the_folder_that_the_images_have_moved_to(capsys, photos, tmp_path):
+    old, new, folder = tmp_path / "photos", tmp_path / "moved photos", tmp_path / "run"
+    shutil.copytree(photos, old)
+    assert run(capsys, "train", old, "--out", folder, "--epochs=1", "--workers=0", "--quiet")[0] == 0
+    old.rename(new)
+    code, _, said = run(capsys, "calibrate", folder, "--root", new, "--method=halo", "--workers=0")
+    assert code == 0
+    suggested = re.search(r"score it with: (longtail evaluate .*)", said)[1]
+    code, _, said = run(capsys, *shlex.split(suggested)[1:], "--workers=0")
+    assert code == 0, said
+    code, _, said = run(capsys, "report", folder, "--root", new, "--workers=0")
+    assert code == 0
+    page = (folder / "report" / "index.html").read_text()
+    command = f"longtail calibrate {shlex.quote(str(folder))} --root {shlex.quote(str(new))} --overwrite"
+    assert json.dumps(command)[1:-1] in page.replace("\\u0027", "'")

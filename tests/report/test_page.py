@@ -56,7 +56,7 @@ def visit(browser):
         context.close()
 
 
-CONTEXT = Context("a real network", ["longtail", "calibrate", "runs/my run"], {"data": "CIFAR-10-LT"})
+CONTEXT = Context("a real network", "longtail calibrate 'runs/my run'", {"data": "CIFAR-10-LT"})
 
 
 @pytest.fixture(scope="session")

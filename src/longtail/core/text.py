@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 # Characters that move the cursor, change the direction of writing or have no place in UTF-8.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -26,6 +28,15 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
     """
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def command_on(name: str, run: Path | str, root: str | None = None, *more: str) -> str:
+    """A command to type, on a run whose data set lies where this command was told.
+
+    >>> command_on("evaluate", "runs/my cats", "data")
+    "longtail evaluate 'runs/my cats' --root data"
+    """
+    return shlex.join(["longtail", name, str(run), *(["--root", root] if root else []), *more])
 
 
 def clock(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from PIL import Image
 
 from longtail.core.files import replacing_folder, require_own, write_json
 from longtail.core.progress import QUIET, Display
+from longtail.core.text import command_on
 from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.errors import UserError
 from longtail.extraction.run import Extractor
@@ -47,7 +47,7 @@ def report_run(
     images = run.images(split, opened.extractor.splits)
     context = Context(
         title=title_of(run),
-        command=["longtail", "calibrate", str(run.folder), "--overwrite", "--images-per-class", "all"],
+        command=command_on("calibrate", run.folder, root, "--overwrite", "--images-per-class", "all"),
         facts={
             "run": str(run.folder),
             "model": str(train.model)[:16],
@@ -63,7 +63,7 @@ def report_run(
     )
     display.line(f"about {facts['calibration']}")
     if "scores" in facts:
-        display.line(f"scores are {facts['scores']}; longtail diagnose {shlex.quote(str(run.folder))} corrects for it")
+        display.line(f"scores are {facts['scores']}; {command_on('diagnose', run.folder, root)} corrects for it")
     return write_report(train, opened.held_out, opened.validation, opened.after, context, out, display)
 
 

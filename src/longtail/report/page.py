@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +41,7 @@ class Context:
     """
 
     title: str
-    command: list[str]
+    command: str
     facts: dict[str, str] = field(default_factory=dict)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     read_image: ReadImage | None = None
@@ -137,7 +136,7 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
         ],
         "fallen": _fallen(summary),
         "checkpoints": context.checkpoints,
-        "command": shlex.join(context.command),
+        "command": context.command,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +11,7 @@ import tyro
 from longtail.cli.loading import loading
 from longtail.cli.parsing import Output, parse, refuse
 from longtail.core.machine import WORKERS
-from longtail.core.text import some_of
+from longtail.core.text import command_on, some_of
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _calibrate_run(options: Calibrate) -> int:
             overwrite=options.overwrite,
         )
     _show(options, method, scores, folder)
-    options.display().line(f"score it with: longtail evaluate {shlex.quote(str(folder))}")
+    options.display().line(f"score it with: {command_on('evaluate', folder, options.root)}")
     return 0
 
 
@@ -177,7 +176,7 @@ def _unbiased(options: Calibrate, score: Comparison) -> str:
     """What shows the gain on new images, where a run is calibrated that holds out images of every class."""
     if not options.source.is_dir() or score.missing:
         return ""
-    return f"; longtail diagnose {shlex.quote(str(options.source))} corrects for it"
+    return f"; {command_on('diagnose', options.source, options.root)} corrects for it"
 
 
 def _show(options: Calibrate, method: PostHoc, scores: list[Comparison], folder: Path) -> None:

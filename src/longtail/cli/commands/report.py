@@ -101,6 +101,7 @@ def _of_runs(options: Report) -> Path:
 
 
 def _of_file(options: Report) -> Path:
+    from longtail.core.text import command_on
     from longtail.outputs.readers import read_held_out, read_outputs
     from longtail.posthoc.marc import MARC
     from longtail.report.build import write_report
@@ -115,7 +116,7 @@ def _of_file(options: Report) -> Path:
     train = read_outputs(source)
     held_out = read_held_out(options.test, "test", train)
     validation = read_held_out(options.validation, "validation", train) if options.validation else None
-    command = ["longtail", "calibrate", str(source), "--test", str(options.test), "--out", "calibrated", "--overwrite"]
+    command = command_on("calibrate", source, None, "--test", str(options.test), "--out", "calibrated", "--overwrite")
     context = Context(source.stem, command, {"training logits": str(source), "test logits": str(options.test)})
     after = fitted(MARC(), "MARC", "marc", train, held_out, validation)
     return write_report(train, held_out, validation, after, context, options.out, options.display())[0]

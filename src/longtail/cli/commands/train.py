@@ -14,6 +14,7 @@ from longtail.cli.parsing import Output, parse
 from longtail.cli.starting_point import Start, starting_point
 from longtail.cli.words import value_of
 from longtail.config import TrainConfig
+from longtail.core.text import command_on
 from longtail.data.sources import SOURCES
 from longtail.distributed.environment import number_of
 from longtail.errors import EXIT_SIGNAL, Interrupted, UserError
@@ -104,5 +105,5 @@ def run(options: Train, start: Start) -> int:
         display.line(f"stopped after step {stop.step}; continue with: {command}")
         return EXIT_SIGNAL + stop.signal
     options.print_json({"run": str(options.out), "validation": metrics.to_dict() if metrics else None})
-    display.line(f"done: {options.out} (score it with: longtail evaluate {shlex.quote(str(options.out))})")
+    display.line(f"done: {options.out} (score it with: {command_on('evaluate', options.out)})")
     return 0
