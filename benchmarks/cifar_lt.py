@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from longtail.core.files import write_text
 from longtail.core.progress import Display
 from longtail.core.provenance import provenance
 from longtail.extraction.run import Extractor
-from longtail.metrics.intervals import FEWEST_SEEDS
+from longtail.metrics.intervals import FEWEST_SEEDS, over_seeds, paired_difference
 from longtail.metrics.table import SCORES
 from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
@@ -34,7 +34,8 @@ from longtail.tasks.tables import show_difference, show_interval
 
 TABLE = "table-boundary"
 SHOWN = ("many", "medium", "few", "balanced", "top1", "nll", "ece")
-TRENDS = (0.0, 0.3, 0.6, 0.9, 1.2)
+USUAL = 1.2  # the paper's gamma
+GAMMAS = (0.0, 0.3, 0.6, 0.8, 1.0, USUAL, 1.5, 2.0)
 FIGURES = ("class-means", "class-accuracy")
 # Analyses of the paper that need no further training.
 ANALYSES = (
@@ -68,6 +69,16 @@ WHY = """
 """
 
 
+@dataclass(frozen=True)
+class Point:
+    """A network on the test images: slopes of mean logits and margins over the logarithm of class size, accuracy."""
+
+    logits: float
+    margins: float
+    balanced: float
+    right: np.ndarray
+
+
 def in_paper(recipe: str, label: str) -> float | None:
     """Per cent in the paper; variants of MARC stand beside its one number."""
     known = NUMBERS[recipe]
@@ -95,18 +106,33 @@ def numbers_table(recipe: str, rows: list[Row]) -> list[str]:
     return lines_of(columns, lines)
 
 
-def trend_rows(run: Run, root: str | None) -> list[list[str]]:
-    """How mean logits and margins go with class size on the test images, before and at several gammas."""
+def swept(run: Run, root: str | None) -> tuple[dict[str, Point], np.ndarray]:
+    """A network on the test images before and at several gammas, and the labels."""
     extractor = Extractor(run, root=root)
     train, test = extractor.outputs("train", views=1), extractor.outputs("test")
     states = {"before": test.rows().read(slice(None)).numpy()}
-    states |= {f"gamma {gamma:g}": marc.transform(test) for gamma, marc in MARC().fit_path(train, TRENDS).items()}
-    rows = []
+    states |= {f"gamma {gamma:g}": marc.transform(test) for gamma, marc in MARC().fit_path(train, GAMMAS).items()}
+    points = {}
     for name, logits in states.items():
         means = margins(logits, test.labels, weight_norms=test.weight_norms)
-        slopes = [np.polyfit(np.log(run.class_counts), values, 1)[0] for values in (means.logits, means.margins)]
+        slope, of_margins = (np.polyfit(np.log(run.class_counts), each, 1)[0] for each in (means.logits, means.margins))
         balanced = evaluate_logits(logits, test.labels, run.group_counts).balanced
-        rows.append([name, f"{slopes[0]:+.2f}", f"{slopes[1]:+.2f}", f"{100 * balanced:.1f}"])
+        points[name] = Point(slope, of_margins, balanced, logits.argmax(1) == test.labels)
+    return points, test.labels
+
+
+def sweep_rows(runs: list[Run], root: str | None) -> list[list[str]]:
+    """What gamma does, over all seeds."""
+    found = [swept(run, root) for run in runs]
+    networks, labels = [points for points, _ in found], found[0][1]
+    rows = []
+    for name in networks[0]:
+        own = [points[name] for points in networks]
+        balanced = show_interval(SCORES["balanced"], over_seeds([point.balanced for point in own]))
+        usual = np.stack([points[f"gamma {USUAL:g}"].right for points in networks])
+        difference = paired_difference(np.stack([point.right for point in own]), usual, labels)
+        slopes = [f"{np.mean([getattr(point, each) for point in own]):+.2f}" for each in ("logits", "margins")]
+        rows.append([name, *slopes, balanced, show_difference(difference) if name != f"gamma {USUAL:g}" else ""])
     return rows
 
 
@@ -132,13 +158,14 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
         "All scores, settings chosen and trained numbers: [table.md](table.md). The networks:",
         f"{names} ({describe(config)}).",
         "",
-        "## Margins and logits from head to tail",
+        "## MARC from gamma 0 to 2",
         "",
-        f"Test images, seed {seeds[0]}. Slopes over the logarithm of the class size, per factor e: 0 is flat.",
+        "Test images, mean over seeds. Slopes over the logarithm of the class size, per factor e: 0 is flat from head",
+        "to tail. The figures show the first seed.",
         "",
         *lines_of(
-            ["MARC", "slope of mean logits", "slope of mean margins", "balanced accuracy"],
-            trend_rows(run, config.root),
+            ["MARC", "slope of mean logits", "slope of mean margins", "balanced accuracy", f"minus gamma {USUAL:g}"],
+            sweep_rows([work.run(recipe, seed) for seed in seeds], config.root),
         ),
         "",
         *(line for name in FIGURES for line in (f"![{name}](figures/{name}.png)", "")),
