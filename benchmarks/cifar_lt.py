@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from common import HERE, RESULTS, cifar_root, how_sure, title_of
+from systems import BUDGETS
 
 from longtail import MARC, RECIPES, Run, evaluate_logits, margins
 from longtail.config import TrainConfig, describe
@@ -55,8 +56,8 @@ WHY = """
 
 - **Schedule.** {epochs:g} epochs of batch {batch} ({images:,} images seen), learning rate {lr:g} after {warmup} steps
   of warm-up, {precision} arithmetic; the paper trains 13,000 iterations of batch 512 (6.7 million images, {more:.0f}
-  times as many), learning rate 0.05. Crop, flip, AutoAugment and Cutout are those of its released code; the paper does
-  not name them.
+  times as many), learning rate 0.05.{longer} Crop, flip, AutoAugment and Cutout are those of its released code; the
+  paper does not name them.
 - **Validation.** A tenth of every class's training images is held out and never trained on: it chooses tau and gamma
   and fits HALO. The paper trains on all images, and its released code reports the best epoch by test accuracy. This is
   the last epoch.
@@ -178,6 +179,7 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
         warmup=config.warmup,
         precision=config.precision,
         more=13_000 * 512 / seen,
+        longer=longer(),
     )
     cells = [json.loads(path.read_text(encoding="utf-8")) for path in (source / "cells").glob("*.json")]
     commits = ", ".join(sorted({cell["origin"]["commit"] for cell in cells}))
@@ -186,6 +188,22 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
     if (RESULTS / recipe / "earlier").is_dir() and len(seeds) < FEWEST_SEEDS:
         lines.append("Three networks of 100 epochs, trained by version 0.1: [earlier](earlier/README.md).")
     write_text(folder / "README.md", "\n".join(lines) + "\n" + why + "\n" + "\n".join(beside) + "\n")
+
+
+def longer() -> str:
+    """What a longer training brings, if it was measured."""
+    budget, recipe = BUDGETS["resnet32-long"], "cifar10-lt-100"
+    path = RESULTS / budget.folder / recipe / "results.json"
+    if not path.is_file():
+        return ""
+    rows = {row["method"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    scores = [
+        f"{rows[name]['title']} {100 * rows[name]['scores']['top1']['value']:.1f}" for name in ("softmax", "marc")
+    ]
+    return (
+        f" With\n  {budget.settings['epochs']} epochs, {title_of(recipe)} has {' and '.join(scores)}\n"
+        f"  ([measured](../{budget.folder}/{recipe}/README.md))."
+    )
 
 
 def told() -> dict[str, str]:
