@@ -18,6 +18,7 @@ from longtail import RECIPES, Outputs, open_splits, train
 from longtail.config import DataConfig
 from longtail.extraction.run import Extractor
 from longtail.runs.folder import Run
+from longtail.runs.released import is_released, working_copy
 
 Case = tuple[Outputs, Outputs | None, Outputs]  # fitted on, held out, scored on
 KEPT = Path(os.environ.get("LONGTAIL_FEATURES", HERE / ".data"))
@@ -181,7 +182,8 @@ def digits(seeds: int) -> Iterator[Case]:
 
 
 def runs(folders: list[Path], root: str | None = None) -> Iterator[Case]:
-    """Trained runs with a validation split; outputs that they lack are computed and kept in them."""
+    """Trained runs with a validation split; outputs that they lack are computed and kept in them (or in a copy)."""
     for folder in folders:
-        extractor = Extractor(Run.open(folder), root=root)
+        run = Run.open(working_copy(str(folder)) if is_released(folder) else folder)
+        extractor = Extractor(run, root=root)
         yield extractor.outputs("train", views=1), extractor.outputs("validation"), extractor.outputs("test")
