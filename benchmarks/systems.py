@@ -47,6 +47,7 @@ class Budget:
         title: of the network.
         settings: of `longtail compare`, instead of the recipe's.
         reading: how to read the page.
+        every: whether it is for every method.
         released: whether Softmax's networks are the released ones.
     """
 
@@ -54,6 +55,7 @@ class Budget:
     title: str
     settings: dict[str, Any]
     reading: str
+    every: bool = False
     released: bool = False
 
 
@@ -75,6 +77,7 @@ BUDGETS = {
 The budget is small (the paper trains ResNet-32 on 30 times as many images): read the order of the methods, not their
 distance from published numbers. The order can change with the budget: some of the methods on a
 [ResNet-32 with 60 epochs](../../systems-resnet32/{recipe}/README.md).""",
+        every=True,
     ),
     "resnet32": Budget(
         "systems-resnet32",
@@ -109,7 +112,7 @@ is trained longer? Softmax's is the [released](../../../../released/README.md) n
         },
         """How much of the distance from the paper's numbers is the length of training? The same as the
 [released](../../{recipe}/README.md) networks, with 200 instead of 60 epochs: a third of the images that the paper
-trains on, instead of a tenth.""",
+trains on, instead of a tenth. Every decision-boundary and confidence method on it: [table.md](table.md).""",
     ),
 }
 
@@ -161,7 +164,7 @@ def write_pages(budget: Budget, out: Path, data: Sequence[str]) -> None:
 def page(recipe: str, budget: Budget, rows: dict[str, Row], results: list[Result]) -> str:
     """Does repair still help after each stage-one method?"""
     trained = [first for first in ORDER if first in rows]
-    missing = [TRAIN_METHODS[first].title for first in ORDER if first not in rows]
+    missing = [TRAIN_METHODS[first].title for first in ORDER if first not in rows] if budget.every else []
     seeds = sorted({result["seed"] for result in results})
     origins = {name: sorted({result["origin"][name] for result in results}) for name in ("commit", "time", "machine")}
     name = next(name for name, other in BUDGETS.items() if other is budget)
@@ -175,15 +178,16 @@ def page(recipe: str, budget: Budget, rows: dict[str, Row], results: list[Result
                 *on_top_table(trained, rows),
                 "",
                 how_sure(tuple(seeds)),
-                *([f"Not measured at this budget: {', '.join(missing)}."] if missing else []),
+                *([f"Not measured yet at this budget: {', '.join(missing)}."] if missing else []),
                 "",
                 budget.reading.format(recipe=recipe),
                 "",
-                f"A row of it (other rows: other names): `{command(recipe, budget, seeds)}`",
+                f"A row of it (other rows: other names): `{command(recipe, budget, trained, seeds)}`",
                 "",
                 "- command: OMP_NUM_THREADS=1 python benchmarks/systems.py --root data --seeds "
                 + " ".join(map(str, seeds))
-                + f" --budget {name}",
+                + f" --budget {name}"
+                + ("" if budget.every else f" --data {recipe} --methods {' '.join(trained)}"),
                 f"- seeds: {', '.join(map(str, seeds))}",
                 f"- commit of the cells: {', '.join(origins['commit'])}",
                 f"- time of the cells: {origins['time'][0]} to {origins['time'][-1]}",
@@ -194,11 +198,11 @@ def page(recipe: str, budget: Budget, rows: dict[str, Row], results: list[Result
     )
 
 
-def command(recipe: str, budget: Budget, seeds: list[int]) -> str:
+def command(recipe: str, budget: Budget, trained: list[str], seeds: list[int]) -> str:
     """The public command of one row: on a copy of this folder it finds the cells that are there."""
     settings = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in budget.settings.items())
     return (
-        f"longtail compare {recipe} --root data --methods {' '.join(entries('cbs', budget))} "
+        f"longtail compare {recipe} --root data --methods {' '.join(entries(trained[:2][-1], budget))} "
         f"--seeds {' '.join(map(str, seeds))} {settings} --out FOLDER"
     )
 
