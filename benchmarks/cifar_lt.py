@@ -24,7 +24,7 @@ from longtail.core.files import write_text
 from longtail.core.progress import Display
 from longtail.core.provenance import provenance
 from longtail.extraction.run import Extractor
-from longtail.metrics.intervals import FEWEST_SEEDS, over_seeds, paired_difference
+from longtail.metrics.intervals import over_seeds, paired_difference
 from longtail.metrics.table import SCORES
 from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
@@ -185,8 +185,6 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
     commits = ", ".join(sorted({cell["origin"]["commit"] for cell in cells}))
     origin = {**told(), "commit of the cells": commits, "seeds": ", ".join(map(str, seeds))}
     beside = [f"- {key}: {value}" for key, value in origin.items()]
-    if (RESULTS / recipe / "earlier").is_dir() and len(seeds) < FEWEST_SEEDS:
-        lines.append("Three networks of 100 epochs, trained by version 0.1: [earlier](earlier/README.md).")
     write_text(folder / "README.md", "\n".join(lines) + "\n" + why + "\n" + "\n".join(beside) + "\n")
 
 
