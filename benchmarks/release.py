@@ -26,14 +26,16 @@ from longtail.tasks.evaluate import evaluate_run
 
 RELEASED = HERE.parent / "released"
 LARGEST = 2_000_000  # bytes of weights
+USUAL_EPOCHS = 60
 SHOWN = ("many", "medium", "few", "balanced", "nll", "ece")
 
 
 def name_of(run: Run) -> str:
-    """cifar10-lt-100-resnet32-seed0; the method stands in it if it is not Softmax."""
+    """cifar10-lt-100-resnet32-seed0; method and length stand in it if they are not the usual ones."""
     config = run.config
     method = "" if config.method == "softmax" else f"-{config.method}"
-    return f"{config.data}-lt-{config.imbalance:g}-{config.backbone}{method}-seed{config.seed}"
+    length = "" if config.epochs == USUAL_EPOCHS else f"-{config.epochs:g}epochs"
+    return f"{config.data}-lt-{config.imbalance:g}-{config.backbone}{method}{length}-seed{config.seed}"
 
 
 def require_its_images(run: Run, root: str) -> None:

@@ -112,7 +112,8 @@ is trained longer? Softmax's is the [released](../../../../released/README.md) n
         },
         """How much of the distance from the paper's numbers is the length of training? The same as the
 [released](../../{recipe}/README.md) networks, with 200 instead of 60 epochs: a third of the images that the paper
-trains on, instead of a tenth. Every decision-boundary and confidence method on it: [table.md](table.md).""",
+trains on, instead of a tenth. Every decision-boundary and confidence method on it: [table.md](table.md).
+The network: `released:{recipe}-resnet32-200epochs-seed0`.""",
     ),
 }
 

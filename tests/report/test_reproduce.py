@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import longtail
 from longtail.cli.main import main
 from longtail.metrics.scores import evaluate_logits
 from longtail.report.paper import ITEMS, NUMBERS
+from longtail.report.work import released_networks
 
 TOY = ["--toy", "--iterations", "4", "--seeds", "0", "--device", "cpu", "--quiet"]
 # Fewer recipes or methods where they are many; table-imagenet has all of its own.
@@ -227,3 +229,15 @@ def test_released_networks_of_different_training_are_not_mixed(released, tmp_pat
     words = ["table-boundary", "--released", "--recipes", "digits-lt", "--out", str(tmp_path / "out")]
     assert main(["reproduce", *words]) == 2
     assert "the released networks of digits-lt were trained differently: lr: 0.1 → 0.3" in capsys.readouterr().err
+    # Two seeds of one training are taken before one seed of another, which keeps its name.
+    shutil.copytree(released / "digits-lt-30-digits-seed0", released / "digits-lt-30-digits-long-seed4")
+    shutil.move(path.parent, released / "digits-lt-30-digits-other-seed4")
+    longer = released / "digits-lt-30-digits-long-seed4" / "run.json"
+    record = json.loads(longer.read_text())
+    record["config"]["seed"] = 4
+    longer.write_text(json.dumps(record))
+    taken = released_networks(["digits-lt"])["digits-lt"]
+    assert {seed: run.folder.name for seed, run in taken.items()} == {
+        0: "digits-lt-30-digits-seed0",
+        4: "digits-lt-30-digits-long-seed4",
+    }

@@ -81,32 +81,53 @@ class Work:
 
 
 def released_networks(recipes: Iterable[str]) -> dict[str, dict[int, Run]]:
-    """Recipe → seed → the released Softmax network; recipes without one are left out."""
-    found: dict[str, dict[int, Run]] = {}
+    """Recipe → seed → the released Softmax network; recipes without one are left out.
+
+    Networks that were trained differently are not mixed: those of a recipe that have the most seeds are taken.
+    """
+    found: dict[str, list[dict[int, Run]]] = {}
     for name in released_names():
         run = Run.open(f"{PREFIX}{name}")
         for recipe in recipes:
             if run.config.method == BASE.name and _data_of(run.config) == _data_of(RECIPES[recipe]):
-                found.setdefault(recipe, {})[run.config.seed] = run
+                _add(run, found.setdefault(recipe, []))
     if not found:
         raise UserError(f"there is no released network for {', '.join(recipes)}: `longtail released` lists them")
-    return {recipe: dict(sorted(found[recipe].items())) for recipe in recipes if recipe in found}
+    return {recipe: _most_seeds(recipe, found[recipe]) for recipe in recipes if recipe in found}
 
 
 def _data_of(config: TrainConfig) -> tuple[object, ...]:
     return config.data, config.profile, config.imbalance, config.shuffle_classes
 
 
+def _add(run: Run, groups: list[dict[int, Run]]) -> None:
+    """Put a network to those that were trained as it was."""
+    own = next((group for group in groups if not _changed(group, run)), None)
+    if own is None:
+        groups.append(own := {})
+    own[run.config.seed] = run
+
+
+def _changed(group: dict[int, Run], run: Run) -> list[str]:
+    """Settings in which a network differs from those of a group, but for the seed."""
+    config = next(iter(group.values())).config
+    return differences(config, replace(run.config, seed=config.seed))
+
+
+def _most_seeds(recipe: str, groups: list[dict[int, Run]]) -> dict[int, Run]:
+    most, *rest = sorted(groups, key=len, reverse=True)
+    if rest and len(rest[0]) == len(most):
+        changed = _changed(most, next(iter(rest[0].values())))
+        raise UserError(f"the released networks of {recipe} were trained differently: {'; '.join(changed)}")
+    return dict(sorted(most.items()))
+
+
 def released_config(networks: dict[int, Run], given: TrainConfig, recipe: str) -> TrainConfig:
     """The configuration of the released networks of a recipe, with the given paths."""
     if changed := differences(RECIPES[recipe], given):
         raise UserError(f"--released takes the settings of the released networks; leave out {changed[0].split(':')[0]}")
-    places = {name: getattr(given, name) for name in PLACES}
-    first, *rest = (replace(run.config, **places) for run in networks.values())
-    for other in rest:
-        if changed := differences(first, replace(other, seed=first.seed)):
-            raise UserError(f"the released networks of {recipe} were trained differently: {'; '.join(changed)}")
-    return first
+    first = next(iter(networks.values()))
+    return replace(first.config, **{name: getattr(given, name) for name in PLACES})
 
 
 def take_released(work: Work) -> None:
