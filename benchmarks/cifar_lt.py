@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from common import HERE, RESULTS, cifar_root, how_sure, title_of
+from common import HERE, RESULTS, cifar_root, how_sure, rows_of, title_of
 from systems import BUDGETS
 
 from longtail import MARC, RECIPES, Run, evaluate_logits, margins
@@ -191,10 +191,9 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
 def longer() -> str:
     """What a longer training brings, if it was measured."""
     budget, recipe = BUDGETS["resnet32-long"], "cifar10-lt-100"
-    path = RESULTS / budget.folder / recipe / "results.json"
-    if not path.is_file():
+    rows = {row["method"]: row for row in rows_of(RESULTS / budget.folder / recipe)}
+    if not rows:
         return ""
-    rows = {row["method"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
     scores = [
         f"{rows[name]['title']} {100 * rows[name]['scores']['top1']['value']:.1f}" for name in ("softmax", "marc")
     ]

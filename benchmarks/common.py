@@ -40,6 +40,12 @@ def title_of(recipe: str) -> str:
     return recipe.replace("cifar10-lt-", "CIFAR-10-LT ").replace("cifar100-lt-", "CIFAR-100-LT ")
 
 
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a comparison; none if it was not made."""
+    path = folder / "results.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+
+
 def how_sure(seeds: tuple[int, ...]) -> str:
     """What is known of the spread over seeds, in words."""
     listed = ", ".join(map(str, seeds))

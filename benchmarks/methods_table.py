@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from common import HERE, RESULTS
+from common import HERE, RESULTS, rows_of
 
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.intervals import FEWEST_SEEDS
@@ -39,6 +38,12 @@ class Column:
     def heading(self) -> str:
         return f"{self.title}, {seeds_text(self.seeds)}"
 
+    @property
+    def links(self) -> str:
+        """To the table of each folder."""
+        first, *further = (f"docs/results/{folder}/table.md" for folder in self.folders)
+        return f"[{self.title}]({first})" + "".join(f" (with [stage-one methods]({link}))" for link in further)
+
     def score(self, method: str) -> str:
         """Balanced accuracy (few-shot or, where there is none, medium-shot)."""
         row = self.rows.get(method)
@@ -59,17 +64,12 @@ def count_of(row: dict[str, Any]) -> int:
 
 
 def columns() -> list[Column]:
-    return [Column(title, folders, rows) for title, folders in SETS.items() if (rows := rows_of(folders))]
+    return [Column(title, folders, rows) for title, folders in SETS.items() if (rows := by_method(folders))]
 
 
-def rows_of(folders: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def by_method(folders: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The rows of a column by method."""
-    found: dict[str, dict[str, Any]] = {}
-    for folder in folders:
-        path = RESULTS / folder / "results.json"
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-        found = {row["method"]: row for row in rows} | found
-    return found
+    return {row["method"]: row for folder in reversed(folders) for row in rows_of(RESULTS / folder)}
 
 
 def short(paper: str) -> str:
@@ -89,7 +89,7 @@ def main() -> None:
         for name, method in own.items():
             cells = [column.score(name) for column in measured]
             lines.append("| " + " | ".join([method.title, f"`{name}`", short(method.paper), *cells]) + " |")
-    pages = ", ".join(f"[{column.title}](docs/results/{column.folders[0]}/table.md)" for column in measured)
+    pages = ", ".join(column.links for column in measured)
     lines += [
         "",
         "Balanced test accuracy in per cent (in brackets: few-shot classes; CIFAR-10-LT 100 has none, so medium-shot).",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from common import RESULTS, how_sure, title_of
+from common import RESULTS, how_sure, rows_of, title_of
 from systems import BUDGETS, DATA
 
 from longtail.core.files import write_text
@@ -16,12 +15,6 @@ from longtail.metrics.table import SCORES
 from longtail.report.paper import CIFAR, ITEMS, NUMBERS
 from longtail.report.paper_tables import lines_of
 from longtail.tasks.tables import show_difference
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a comparison; none if it was not made."""
-    path = folder / "results.json"
-    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
 
 
 def seeds_of(rows: list[dict[str, Any]]) -> tuple[int, ...]:

@@ -59,6 +59,17 @@ class Budget:
     released: bool = False
 
 
+# As the released networks were trained.
+RELEASED = {
+    "backbone": "resnet32",
+    "epochs": 60,
+    "batch_size": 128,
+    "lr": 0.1,
+    "warmup": 450,
+    "precision": "bf16",
+    "evaluate_every": 10,
+    "checkpoint_every": 1,
+}
 # What two cores manage: every method with three seeds, or a longer training of a few.
 BUDGETS = {
     "resnet8": Budget(
@@ -82,16 +93,7 @@ distance from published numbers. The order can change with the budget: some of t
     "resnet32": Budget(
         "systems-resnet32",
         "ResNet-32",
-        {
-            "backbone": "resnet32",
-            "epochs": 60,
-            "batch_size": 128,
-            "lr": 0.1,
-            "warmup": 450,
-            "precision": "bf16",
-            "evaluate_every": 10,
-            "checkpoint_every": 1,
-        },
+        RELEASED,
         """Does the order of the methods at the [small budget](../../systems/{recipe}/README.md) hold for a network that
 is trained longer? Softmax's is the [released](../../../../released/README.md) network, on which
 [every decision-boundary method](../../{recipe}/README.md) was measured.""",
@@ -100,16 +102,7 @@ is trained longer? Softmax's is the [released](../../../../released/README.md) n
     "resnet32-long": Budget(
         "systems-resnet32-long",
         "ResNet-32, 200 epochs",
-        {
-            "backbone": "resnet32",
-            "epochs": 200,
-            "batch_size": 128,
-            "lr": 0.1,
-            "warmup": 450,
-            "precision": "bf16",
-            "evaluate_every": 20,
-            "checkpoint_every": 2,
-        },
+        {**RELEASED, "epochs": 200, "evaluate_every": 20, "checkpoint_every": 2},
         """How much of the distance from the paper's numbers is the length of training? The same as the
 [released](../../{recipe}/README.md) networks, with 200 instead of 60 epochs: a third of the images that the paper
 trains on, instead of a tenth. Every decision-boundary and confidence method on it: [table.md](table.md).

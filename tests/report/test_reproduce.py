@@ -229,7 +229,7 @@ def test_released_networks_of_different_training_are_not_mixed(released, tmp_pat
     words = ["table-boundary", "--released", "--recipes", "digits-lt", "--out", str(tmp_path / "out")]
     assert main(["reproduce", *words]) == 2
     assert "the released networks of digits-lt were trained differently: lr: 0.1 → 0.3" in capsys.readouterr().err
-    # Two seeds of one training are taken before one seed of another, which keeps its name.
+    # Two seeds of one training are taken; the one network of another training stays out.
     shutil.copytree(released / "digits-lt-30-digits-seed0", released / "digits-lt-30-digits-long-seed4")
     shutil.move(path.parent, released / "digits-lt-30-digits-other-seed4")
     longer = released / "digits-lt-30-digits-long-seed4" / "run.json"
