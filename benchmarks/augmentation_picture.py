@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="folder of CIFAR-10")
     root = parser.parse_args().root
     config = longtail.TrainConfig(data="cifar10", root=root, backbone="resnet8", epochs=1)
-    images = longtail.open_splits(config).train
+    images = longtail.data.open_splits(config).train
     places = [int((images.labels == label).nonzero()[0]) for label in range(SHOWN)]
     rows = ("as they are", *AUGMENTATION_NAMES)
     figure = Figure(figsize=(7.2, 0.82 * len(rows)), layout="constrained")

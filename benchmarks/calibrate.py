@@ -37,16 +37,16 @@ from torch import Tensor, nn
 
 from longtail import MARC, Outputs
 from longtail.backbones.inference import BATCH
-from longtail.core.progress import Display
-from longtail.data.imbalance import few_per_class
+from longtail.data.imbalance import subsample_per_class
 from longtail.data.loading import in_order, load
 from longtail.data.samplers import Sampler
-from longtail.extraction.run import Extractor
-from longtail.metrics.scores import evaluate_logits
-from longtail.networks.head import head_of
+from longtail.files.progress import Display
+from longtail.heads.layers import head_of
+from longtail.metrics.scores import evaluate
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
 from longtail.runs.folder import Run
+from longtail.runs.outputs import write_outputs
 
 
 class Turns(Display):
@@ -73,10 +73,10 @@ class Turns(Display):
 
 def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str, object]]:
     """Calibration of a trained ResNet-32 beside a forward pass and beside the paper's stage two."""
-    run = Run.open(run_folder)
-    splits = run.splits(str(cifar_root()))
-    augmenting, clean = run.transforms(splits)
-    model = run.load_model()
+    run = Run.open(run_folder).using(root=str(cifar_root()))
+    splits = run.splits()
+    augmenting, clean = run.transforms()
+    model = run.model()
     images = [batch.images for batch in load(splits.train, clean, in_order(len(splits.train), BATCH))]
 
     def calibrate() -> tuple[MARC, float]:
@@ -84,7 +84,7 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
         turns = Turns(model, images)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "o.safetensors"
-            Extractor(run, root=str, display=turns).write("train", path, views=1)
+            write_outputs(run.using(root=str, display=turns), "train", path, views=1)
             assert turns.waiting == []
             return MARC().fit(Outputs.open(path)), turns.seconds
 
@@ -121,15 +121,15 @@ def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str,
 
     stage_two_seconds, _, _ = stage_two(stage_two_steps)
     with tempfile.TemporaryDirectory() as folder:
-        path = Extractor(run, root=str).write("test", Path(folder) / "o.safetensors")
+        path = write_outputs(run.using(root=str), "test", Path(folder) / "o.safetensors")
         test = Outputs.open(path)
         logits, labels = np.array(test.logits), test.labels
 
     def accuracy(values: np.ndarray) -> float:
-        return 100 * evaluate_logits(values, labels, run.class_counts).balanced
+        return 100 * evaluate(values, labels, run.class_counts).balanced
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Extractor(run, root=str).write("train", Path(folder) / "o.safetensors", views=3)
+        path = write_outputs(run.using(root=str), "train", Path(folder) / "o.safetensors", views=3)
         sgd = MARC(solver="sgd").fit(Outputs.open(path))
     forward_seconds = statistics.median(times["forward"])
     rows = [
@@ -182,7 +182,7 @@ def imagenet_exact(path: Path) -> dict[str, float]:
     logits, counts, norms = torch.from_numpy(np.asarray(mapped.logits)), mapped.class_counts, mapped.weight_norms
     marc = MARC().fit(logits, mapped.labels, weight_norms=norms)
     memory = (peak_memory_mb() - before) / (logits.numel() * 4 / 2**20)
-    chosen = few_per_class(mapped.labels, MARC().enough_images(len(counts)), seed=0)
+    chosen = subsample_per_class(mapped.labels, MARC().enough_images(len(counts)), seed=0)
     few, few_labels = logits[chosen], mapped.labels[chosen]
     times: dict[str, list[float]] = {"limit": [], "seconds": [], "few": []}
     for _ in range(3):

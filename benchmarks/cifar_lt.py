@@ -18,20 +18,19 @@ import numpy as np
 from common import HERE, RESULTS, cifar_root, how_sure, rows_of, title_of
 from systems import BUDGETS
 
-from longtail import MARC, RECIPES, Run, evaluate_logits, margins
+from longtail import MARC, RECIPES, Run, evaluate
 from longtail.config import TrainConfig, describe
-from longtail.core.files import write_text
-from longtail.core.progress import Display
-from longtail.core.provenance import provenance
-from longtail.extraction.run import Extractor
-from longtail.metrics.intervals import over_seeds, paired_difference
+from longtail.files.atomic import write_text
+from longtail.files.progress import Display
+from longtail.files.provenance import provenance
+from longtail.metrics import margins
+from longtail.metrics.intervals import over_seeds, paired_difference, show_difference
 from longtail.metrics.table import SCORES
-from longtail.report.paper import CIFAR, ITEMS, NUMBERS
-from longtail.report.paper_tables import lines_of
-from longtail.report.reproduce import reproduce
-from longtail.report.work import Work, released_config, released_networks
-from longtail.tasks.table_rows import Row
-from longtail.tasks.tables import show_difference, show_interval
+from longtail.paper.items import CIFAR, ITEMS, NUMBERS
+from longtail.paper.reproduce import reproduce
+from longtail.paper.work import Work, released_config, released_networks
+from longtail.tasks.rows import Row
+from longtail.tasks.tables import markdown_table, show_interval
 
 TABLE = "table-boundary"
 SHOWN = ("many", "medium", "few", "balanced", "top1", "nll", "ece")
@@ -104,20 +103,20 @@ def numbers_table(recipe: str, rows: list[Row]) -> list[str]:
         "Top-1 in the paper",
         "vs Softmax there",
     ]
-    return lines_of(columns, lines)
+    return markdown_table(columns, lines)
 
 
 def swept(run: Run, root: str | None) -> tuple[dict[str, Point], np.ndarray]:
     """A network on the test images before and at several gammas, and the labels."""
-    extractor = Extractor(run, root=root)
-    train, test = extractor.outputs("train", views=1), extractor.outputs("test")
+    run = run.using(root=root)
+    train, test = run.outputs("train", views=1), run.outputs("test")
     states = {"before": test.rows().read(slice(None)).numpy()}
     states |= {f"gamma {gamma:g}": marc.transform(test) for gamma, marc in MARC().fit_path(train, GAMMAS).items()}
     points = {}
     for name, logits in states.items():
         means = margins(logits, test.labels, weight_norms=test.weight_norms)
         slope, of_margins = (np.polyfit(np.log(run.class_counts), each, 1)[0] for each in (means.logits, means.margins))
-        balanced = evaluate_logits(logits, test.labels, run.group_counts).balanced
+        balanced = evaluate(logits, test.labels, run.group_counts).balanced
         points[name] = Point(slope, of_margins, balanced, logits.argmax(1) == test.labels)
     return points, test.labels
 
@@ -164,7 +163,7 @@ def write_page(work: Work, recipe: str, out: Path) -> None:
         "Test images, mean over seeds. Slopes over the logarithm of the class size, per factor e: 0 is flat from head",
         "to tail. The figures show the first seed.",
         "",
-        *lines_of(
+        *markdown_table(
             ["MARC", "slope of mean logits", "slope of mean margins", "balanced accuracy", f"minus gamma {USUAL:g}"],
             sweep_rows([work.run(recipe, seed) for seed in seeds], config.root),
         ),
@@ -232,7 +231,7 @@ def stand_ins(name: str, known: list[str]) -> list[str]:
 
 
 def write_analyses(work: Work, out: Path) -> None:
-    """Each analysis as `longtail reproduce NAME --released --recipes …` makes it."""
+    """Each analysis as `python -m longtail.paper NAME --released --recipes …` makes it."""
     for name in ANALYSES:
         recipes = stand_ins(name, list(work.configs))
         if not recipes:

@@ -22,8 +22,8 @@ from common import cifar_root, write_results
 from PIL import Image
 
 from longtail.config import TrainConfig
-from longtail.core.progress import QUIET
-from longtail.data.open import open_splits
+from longtail.data.splits import open_splits
+from longtail.files.progress import QUIET
 from longtail.recipes import RECIPES
 from longtail.training.defaults import recipe_for
 from longtail.training.loop import train

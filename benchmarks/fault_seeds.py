@@ -35,8 +35,8 @@ def valid_files(work: Path) -> dict[str, bytes]:
     import torch
     from PIL import Image
 
-    from longtail.core.files import write_json
-    from longtail.core.tensors import write_tensors
+    from longtail.files.atomic import write_json
+    from longtail.files.tensors import write_tensors
     from longtail.outputs.record import Outputs
 
     rng = np.random.default_rng(0)
@@ -117,17 +117,16 @@ def readers_of(work: Path) -> list[tuple[Reader, tuple[str, ...]]]:
     """Every reader with the files it starts from."""
     from longtail.backbones.weights import read_weights
     from longtail.config import from_dict, read_toml
-    from longtail.core.tensors import read_tensors
-    from longtail.data.csv_files import paths_of_table, read_csv
+    from longtail.data.cifar import load_plain_pickle
+    from longtail.data.csv_files import paths_of_csv, read_csv
     from longtail.data.images import FileImages
-    from longtail.data.list_files import read_list
-    from longtail.data.new_images import find_images
-    from longtail.data.parquet_files import read_parquet
-    from longtail.data.plain_pickle import load_plain_pickle
+    from longtail.data.list_files import find_images, read_list
+    from longtail.data.parquet import read_parquet
     from longtail.exports.head import read_head
+    from longtail.files.tensors import read_tensors
     from longtail.outputs.readers import read_outputs
-    from longtail.posthoc.target_prior import log_target
-    from longtail.posthoc.target_prior import read_weights as read_prior
+    from longtail.posthoc.priors import log_target
+    from longtail.posthoc.priors import read_weights as read_prior
     from longtail.runs.record import read_journal, read_record
 
     def outputs(path: Path) -> None:
@@ -170,7 +169,7 @@ def readers_of(work: Path) -> list[tuple[Reader, tuple[str, ...]]]:
         (lambda path: read_list(path, work), ("list.txt",)),
         (lambda path: read_csv(path, work), ("images.csv",)),
         (lambda path: find_images([path], ("a",)), ("list.txt", "images.csv")),
-        (paths_of_table, ("images.csv",)),
+        (paths_of_csv, ("images.csv",)),
         (prior, ("prior.csv",)),
         (lambda path: from_dict(read_toml(path)), ("settings.toml",)),
         (record, ("run.json",)),

@@ -29,9 +29,9 @@ def start_torchrun(words: Words, folder: Path, before: Callable[[], None] = lamb
         from fault_tools import at
 
         from longtail.cli import main
-        from longtail.distributed.parent import end_with_parent
+        from longtail.launch import exit_with_parent
 
-        end_with_parent.cache_clear()  # the warm process is not a worker, this one is
+        exit_with_parent.cache_clear()  # the warm process is not a worker, this one is
         if os.environ["RANK"] == str(rank):
             before()
         return main(at(folder, words))

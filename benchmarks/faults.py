@@ -92,7 +92,6 @@ def on_two(name: str, words: Words, before: tuple[Words, ...] = (), again: Next 
 ONNX: Words = ("export", "{}/run/marc", "--format", "onnx", "--out", "{}/model.onnx", "--quiet")
 PREDICT: Words = ("predict", *ON_RUN[:1], "{}/../photos/test", *ON_RUN[1:], "--out", "{}/predicted.csv")
 PLOT: Words = ("distribution", "{}/../photos", "--plot", "{}/plot.png", "--quiet")
-FORMULAS: Words = ("reproduce", "table-formulas", "--out", "{}/paper", "--quiet")
 AGAIN = (*MARC, "--options", "gamma", "0.5", "--overwrite")
 CASES = (
     Case("train", TRAIN, again=resume),
@@ -112,7 +111,6 @@ CASES = (
     Case("report", REPORT, (TRAIN, MARC)),
     Case("predict", PREDICT, (TRAIN,), overwrite),
     Case("distribution", PLOT),
-    Case("reproduce", FORMULAS),
 )
 
 
@@ -191,8 +189,8 @@ def without_passing(value: Any) -> Any:
 
 def require_whole(folder: Path) -> None:
     """What is in place after a kill is whole, and files that stand together belong together."""
-    from longtail.core.lines import read_lines
-    from longtail.core.tensors import read_tensors
+    from longtail.files.records import read_lines
+    from longtail.files.tensors import read_tensors
     from longtail.runs.folder import Run
     from longtail.tasks.calibration import read_calibration
 
@@ -207,7 +205,7 @@ def require_whole(folder: Path) -> None:
             read_lines(path)
         if path.name == "run.json" and (path.parent / "model.safetensors").is_file():
             run = Run.open(path.parent)
-            run.load_model()
+            run.model()
             if run.calibration:
                 read_calibration(path.parent, model=run.model_identity)
                 for scores in path.parent.glob("before-after-*.json"):

@@ -21,7 +21,6 @@ from common import cifar_root, processor_seconds, write_results
 from longtail import MARC
 from longtail.backbones.inference import BATCH
 from longtail.data.loading import in_order, load
-from longtail.extraction.run import Extractor
 from longtail.runs.folder import Run
 from longtail.runs.released import copy_released, find_released
 from longtail.tasks.calibrate_run import calibrate_run
@@ -29,10 +28,10 @@ from longtail.tasks.calibrate_run import calibrate_run
 
 def measure(name: str, root: str, rounds: int, folder: Path) -> list[dict[str, object]]:
     copy_released(find_released(f"released:{name}"), folder)
-    run = Run.open(folder)
-    splits = run.splits(root)
-    model = run.load_model().eval()
-    _, clean = run.transforms(splits)
+    run = Run.open(folder).using(root=root)
+    splits = run.splits()
+    model = run.model().eval()
+    _, clean = run.transforms()
     images = [batch.images for batch in load(splits.train, clean, in_order(len(splits.train), BATCH))]
 
     @torch.inference_mode()
@@ -42,11 +41,11 @@ def measure(name: str, root: str, rounds: int, folder: Path) -> list[dict[str, o
 
     def calibrate(few: str, seed: int) -> float:
         """Balanced accuracy on the test images."""
-        extractor = Extractor(Run.open(folder), root=root)
-        _, scores = calibrate_run(extractor, MARC(), images_per_class=few, seed=seed, overwrite=True)
+        run = Run.open(folder).using(root=root)
+        _, scores = calibrate_run(run, MARC(), images_per_class=few, seed=seed, overwrite=True)
         return 100 * scores[-1].after.balanced
 
-    scoring = processor_seconds(lambda: Extractor(Run.open(folder), root=root).outputs("test"))
+    scoring = processor_seconds(lambda: Run.open(folder).using(root=root).outputs("test"))
     of_all = calibrate("all", 0)
     passes, taken = [], []
     accuracies: list[float] = []

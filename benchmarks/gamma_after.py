@@ -16,8 +16,7 @@ from systems import BUDGETS, ORDER
 
 from longtail import MARC, Outputs
 from longtail.methods import TRAIN_METHODS
-from longtail.metrics.intervals import paired_difference
-from longtail.tasks.tables import show_difference
+from longtail.metrics.intervals import paired_difference, show_difference
 
 FOLDER = RESULTS / BUDGETS["resnet8"].folder
 GAMMAS: tuple[Any, ...] = (0.8, 1.0, 1.2, "auto")

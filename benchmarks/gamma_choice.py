@@ -14,7 +14,7 @@ import numpy as np
 from common import processor_seconds, shared_folder, write_results
 
 from longtail import MARC, Outputs
-from longtail.metrics.scores import evaluate_logits
+from longtail.metrics.scores import evaluate
 from longtail.posthoc.marc import GAMMAS
 
 DRAWS = ((0, 5000), (1, 2500), (2, 1000), (3, 5000), (4, 2500), (5, 1000))
@@ -34,7 +34,7 @@ def price(fitted_on: Outputs, test: Outputs) -> None:
 
         def score(method: MARC, shown: Outputs) -> float:
             calibrated = np.asarray(method.transform(shown))
-            return 100 * evaluate_logits(calibrated, shown.labels, shown.class_counts).balanced
+            return 100 * evaluate(calibrated, shown.labels, shown.class_counts).balanced
 
         inside, rest = some(held_out), some(~held_out)
         auto = MARC("auto")
@@ -87,7 +87,7 @@ def main() -> None:
         method = MARC(gamma).fit(fitted_on)
         scores = {}
         for name, shown in seen.items():
-            scores[name] = 100 * evaluate_logits(np.asarray(method.transform(shown)), shown.labels, counts).balanced
+            scores[name] = 100 * evaluate(np.asarray(method.transform(shown)), shown.labels, counts).balanced
         rows.append({"gamma": round(float(gamma), 2), **scores})
     chosen = {name: max(rows, key=lambda row: row[name]) for name in ("training images", "held-out images")}
     notes = " ".join(

@@ -38,9 +38,10 @@ from common import RESULTS, write_results
 from halo_cases import Case
 from halo_page import write_page
 
-from longtail import CRT, HALO, MARC, Auto, LogitAdjustment, Outputs
+from longtail import HALO, MARC, Outputs
 from longtail.metrics.intervals import FEWEST_SEEDS, Interval, over_seeds, paired_difference
-from longtail.metrics.scores import evaluate_logits
+from longtail.metrics.scores import evaluate
+from longtail.posthoc import CRT, Auto, LogitAdjustment
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import from_outputs
 from longtail.runs.folder import Run
@@ -91,7 +92,7 @@ def case_logits(case: Case, keep: str | None = None) -> dict[str, tuple[np.ndarr
     for name, method in fitted_methods(seen, held):
         seconds = time.process_time() - began
         found[name] = np.asarray(test.rows().read(slice(None)) if method is None else method.transform(test)), seconds
-        accuracy = 100 * evaluate_logits(found[name][0], test.labels, test.counts_for_groups).balanced
+        accuracy = 100 * evaluate(found[name][0], test.labels, test.counts_for_groups).balanced
         print(f"{name} {accuracy:.2f}", file=sys.stderr, flush=True)
         began = time.process_time()
     if keep:
@@ -117,7 +118,7 @@ def compare(
         labels = test.labels
         for name, (logits, seconds) in case_logits(case, keep and f"{keep}-{number}").items():
             spent.setdefault(name, []).append(seconds)
-            scores.setdefault(name, []).append(evaluate_logits(logits, labels, test.counts_for_groups))
+            scores.setdefault(name, []).append(evaluate(logits, labels, test.counts_for_groups))
             hits.setdefault(name, []).append(logits.argmax(1) == labels)
 
     def gain(first: str, second: str) -> str:

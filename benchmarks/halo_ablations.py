@@ -15,8 +15,8 @@ from halo_cases import Case
 
 from longtail import HALO, Outputs
 from longtail.metrics.intervals import over_seeds
-from longtail.metrics.scores import evaluate_logits
-from longtail.posthoc import stack
+from longtail.metrics.scores import evaluate
+from longtail.posthoc.halo import mixture
 from longtail.posthoc.inputs import from_outputs
 
 Table = tuple[str, str, list[dict[str, object]], str]
@@ -35,7 +35,7 @@ def ablation_tables(draws: int, folders: list[Path]) -> Iterator[Table]:
             assert validation is not None
             held = len(validation)
             for name, halo in variants((seen, validation, test)):
-                scored = evaluate_logits(np.asarray(halo.transform(test)), test.labels, test.counts_for_groups)
+                scored = evaluate(np.asarray(halo.transform(test)), test.labels, test.counts_for_groups)
                 found.setdefault(name, []).append(100 * scored.balanced)
         whole = found["HALO"]
         rows: list[dict[str, object]] = []
@@ -66,11 +66,11 @@ def variants(case: Case) -> Iterator[tuple[str, HALO]]:
     plain.log_norms_ = np.zeros_like(halo.log_norms_)
     yield "without norms", plain.refitted(train, held)
     for factor in (0.5, 2.0, 10.0):
-        widths = {name: replace(prior, deviation=factor * prior.deviation) for name, prior in stack.PRIORS.items()}
-        with mock.patch.dict(stack.PRIORS, widths):
+        widths = {name: replace(prior, deviation=factor * prior.deviation) for name, prior in mixture.PRIORS.items()}
+        with mock.patch.dict(mixture.PRIORS, widths):
             yield f"priors {factor:g} times as wide", halo.refitted(train, held)
     for name, chosen in held_out_sets(validation).items():
-        yield name, halo.refitted(train, held.part(chosen))
+        yield name, halo.refitted(train, held.subset(chosen))
 
 
 def held_out_sets(validation: Outputs) -> dict[str, np.ndarray]:

@@ -17,10 +17,10 @@ from halo_cases import Case
 
 from longtail import Outputs
 from longtail.metrics.intervals import over_seeds
-from longtail.metrics.scores import evaluate_logits
-from longtail.posthoc.candidates import Candidate, Trial, try_candidates
+from longtail.metrics.scores import evaluate
+from longtail.posthoc.auto import Candidate, Trial, try_candidates
 from longtail.posthoc.inputs import from_outputs
-from longtail.posthoc.target_prior import shifted
+from longtail.posthoc.priors import shifted
 
 NUMBER = int(os.environ.get("LONGTAIL_MODELS", 40))  # simulated models of each kind
 Rule = Callable[[Trial], Candidate]
@@ -116,4 +116,4 @@ def auto_rows(draws: int) -> list[dict[str, object]]:
 
 def _balanced(candidate: Candidate, test: Outputs) -> float:
     logits = shifted(torch.from_numpy(np.asarray(candidate.method.transform(test))), candidate.target_shift).numpy()
-    return 100 * evaluate_logits(logits, test.labels, test.counts_for_groups).balanced
+    return 100 * evaluate(logits, test.labels, test.counts_for_groups).balanced

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from common import HERE, cifar_root, shared_folder
 
-from longtail import RECIPES, Outputs, open_splits, train
+from longtail import RECIPES, Outputs, train
 from longtail.config import DataConfig
-from longtail.extraction.run import Extractor
+from longtail.data import open_splits
 from longtail.runs.folder import Run
 from longtail.runs.released import is_released, working_copy
 
@@ -185,5 +185,5 @@ def runs(folders: list[Path], root: str | None = None) -> Iterator[Case]:
     """Trained runs with a validation split; outputs that they lack are computed and kept in them (or in a copy)."""
     for folder in folders:
         run = Run.open(working_copy(str(folder)) if is_released(folder) else folder)
-        extractor = Extractor(run, root=root)
-        yield extractor.outputs("train", views=1), extractor.outputs("validation"), extractor.outputs("test")
+        run = run.using(root=root)
+        yield run.outputs("train", views=1), run.outputs("validation"), run.outputs("test")

@@ -13,9 +13,8 @@ from common import cifar_root
 from systems import BUDGETS, config_of
 
 from longtail import HALO, MARC, Outputs, train
-from longtail.extraction.run import Extractor
 from longtail.metrics.intervals import over_seeds
-from longtail.metrics.scores import evaluate_logits
+from longtail.metrics.scores import evaluate
 from longtail.posthoc.base import PostHoc
 from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run
 
@@ -33,11 +32,11 @@ def split_rows(seeds: int) -> list[dict[str, object]]:
     found: dict[tuple[str, str], list[float]] = {}
     for seed in range(seeds):
         for share in SHARES:
-            extractor = Extractor(Run.open(trained(share, seed)))
-            seen, test = extractor.outputs("train", views=1), extractor.outputs("test")
+            run = Run.open(trained(share, seed))
+            seen, test = run.outputs("train", views=1), run.outputs("test")
             methods: dict[str, PostHoc] = {"MARC": MARC().fit(seen)}
             if SHARES[share][0]:
-                methods["HALO"] = HALO().fit(seen, validation=extractor.outputs("validation"))
+                methods["HALO"] = HALO().fit(seen, validation=run.outputs("validation"))
             for name, method in methods.items():
                 found.setdefault((share, name), []).append(balanced(method, test))
                 print(f"seed {seed}, {share}: {name} {found[share, name][-1]:.2f}", file=sys.stderr, flush=True)
@@ -66,4 +65,4 @@ def trained(share: str, seed: int) -> Path:
 
 def balanced(method: PostHoc, test: Outputs) -> float:
     logits = np.asarray(method.transform(test))
-    return 100 * evaluate_logits(logits, test.labels, test.counts_for_groups).balanced
+    return 100 * evaluate(logits, test.labels, test.counts_for_groups).balanced

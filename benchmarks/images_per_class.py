@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from common import shared_folder, write_results
 
-from longtail import CRT, LWS, MARC, DisAlign, Outputs
-from longtail.data.imbalance import few_per_class
-from longtail.metrics.scores import evaluate_logits
+from longtail import MARC, Outputs
+from longtail.data.imbalance import subsample_per_class
+from longtail.metrics.scores import evaluate
+from longtail.posthoc import CRT, LWS, DisAlign
 from longtail.posthoc.base import PostHoc
 
 METHODS: dict[str, type[PostHoc]] = {"marc": MARC, "lws": LWS, "disalign": DisAlign, "crt": CRT}
@@ -75,7 +76,7 @@ def taken(train: Outputs, rows: np.ndarray) -> Outputs:
 
 def accuracy(method: PostHoc, train: Outputs, test: Outputs) -> float:
     calibrated = np.asarray(method.fit(train).transform(test))
-    return 100 * evaluate_logits(calibrated, test.labels, train.class_counts).balanced
+    return 100 * evaluate(calibrated, test.labels, train.class_counts).balanced
 
 
 def main() -> None:
@@ -97,7 +98,7 @@ def main() -> None:
                 most = METHODS[method]().enough_images(train.num_classes) if number == "auto" else int(number)
                 if most is None or most >= train.class_counts.max():
                     continue
-                chosen = [few_per_class(train.labels, most, seed) for seed in range(arguments.draws)]
+                chosen = [subsample_per_class(train.labels, most, seed) for seed in range(arguments.draws)]
                 lost = [accuracy(METHODS[method](), taken(train, some), test) - of_all for some in chosen]
                 share = 100 * len(chosen[0]) / len(train)
                 within = 100 * float(np.mean(np.abs(lost) <= POINTS + 1e-9))

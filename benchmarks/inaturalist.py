@@ -22,7 +22,7 @@ import torch
 from common import peak_memory_mb, processor_seconds, restart_peak_memory, shared_folder, write_results
 
 from longtail import MARC, Outputs
-from longtail.core.mapped import create
+from longtail.files.tensors import create
 from longtail.outputs.record import header
 
 WIDTH = 256

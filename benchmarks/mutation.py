@@ -49,7 +49,7 @@ TRAINING_TESTS = ("defaults", "method_steps", "parts", "plan", "precision", "tra
 ROOMS = {
     "losses": ("losses/*.py", ["tests/losses", "src/longtail/losses"]),
     "metrics": ("metrics/*.py", ["tests/metrics", "tests/tasks/test_tables.py", "src/longtail/metrics"]),
-    "posthoc": ("posthoc/*.py", ["tests/posthoc", "src/longtail/posthoc"]),
+    "posthoc": ("posthoc/**/*.py", ["tests/posthoc", "src/longtail/posthoc"]),
     "tables": ("tasks/table*.py", ["tests/tasks/test_tables.py"]),
     # Not those that train whole runs, test_loop.py and test_faults.py: they take minutes.
     "training": ("training/*.py", [f"tests/training/test_{name}.py" for name in TRAINING_TESTS]),

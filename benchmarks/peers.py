@@ -27,8 +27,9 @@ from images_per_class import real
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.linear_model import LogisticRegression
 
-from longtail import MARC, Outputs, TemperatureScaling, Tempered, VectorScaling
+from longtail import MARC, Outputs
 from longtail.metrics.confidence import expected_calibration_error, softmax
+from longtail.posthoc import TemperatureScaling, Tempered, VectorScaling
 
 
 @dataclass(frozen=True)

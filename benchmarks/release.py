@@ -19,7 +19,7 @@ from pathlib import Path
 from common import HERE
 
 from longtail import Run, export
-from longtail.core.files import write_text
+from longtail.files.atomic import write_text
 from longtail.metrics.table import SCORES
 from longtail.runs.released import FILES, PREFIX
 from longtail.tasks.evaluate import evaluate_run
@@ -40,7 +40,7 @@ def name_of(run: Run) -> str:
 
 def require_its_images(run: Run, root: str) -> None:
     """The data at hand are those that the network was trained, and is to be tested, on."""
-    splits = run.splits(root)
+    splits = run.using(root=root).splits()
     for name, known in run.record.data.splits.items():
         if splits.split(name).digest != known.digest:
             sys.exit(f"{run.folder}: the {name} images at hand are not those of the run")

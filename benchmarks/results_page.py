@@ -9,12 +9,11 @@ from typing import Any
 from common import RESULTS, how_sure, rows_of, title_of
 from systems import BUDGETS, DATA
 
-from longtail.core.files import write_text
-from longtail.metrics.intervals import Interval
+from longtail.files.atomic import write_text
+from longtail.metrics.intervals import Interval, show_difference
 from longtail.metrics.table import SCORES
-from longtail.report.paper import CIFAR, ITEMS, NUMBERS
-from longtail.report.paper_tables import lines_of
-from longtail.tasks.tables import show_difference
+from longtail.paper.items import CIFAR, ITEMS, NUMBERS
+from longtail.tasks.tables import markdown_table
 
 
 def seeds_of(rows: list[dict[str, Any]]) -> tuple[int, ...]:
@@ -52,7 +51,7 @@ def boundary() -> list[str]:
         "balanced test images, per cent. NLL, ECE, many, medium, few: on the pages in the heading, which also say why "
         "the numbers differ from the paper's.",
         "",
-        *lines_of(columns, lines),
+        *markdown_table(columns, lines),
         "",
         *(f"- {', '.join(titles)}: {line}" for line, titles in told.items()),
         *([f"- Not measured yet: {', '.join(missing)}."] if missing else []),
@@ -82,7 +81,7 @@ def systems() -> list[str]:
             table.append(cells)
         heading = f"[{title_of(recipe)}, {budget.title}]({budget.folder}/{recipe}/README.md)"
         lines += [
-            *lines_of([heading, "alone", "+ MARC", "+ HALO"], table),
+            *markdown_table([heading, "alone", "+ MARC", "+ HALO"], table),
             "",
             how_sure(seeds_of(list(rows.values()))),
             "",
@@ -118,7 +117,7 @@ def transfer() -> list[str]:
         "images, per cent. No image is held out: HALO is cross-fitted. The pages in the heading say which classes and "
         "how many seeds.",
         "",
-        *lines_of(columns, lines),
+        *markdown_table(columns, lines),
     ]
 
 

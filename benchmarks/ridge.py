@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from common import cifar_root, shared_folder, write_results
 
-from longtail import MARC, Outputs, Run, evaluate_logits
+from longtail import MARC, Outputs, Run, evaluate
 from longtail.data.imbalance import long_tail_counts
-from longtail.extraction.run import Extractor
 from longtail.posthoc.base import PostHoc
 
 RIDGE = 5e-4
@@ -60,8 +59,8 @@ def cifar_features() -> tuple[Outputs, Outputs]:
 
 def of_run(folder: Path) -> tuple[Outputs, Outputs]:
     run = Run.open(folder)
-    extractor = Extractor(run, root=str(cifar_root(run.config.data)))
-    return extractor.outputs("train", views=1), extractor.outputs("test")
+    run = run.using(root=str(cifar_root(run.config.data)))
+    return run.outputs("train", views=1), run.outputs("test")
 
 
 def rows_of(data: str, train: Outputs, test: Outputs) -> list[dict[str, Any]]:
@@ -75,7 +74,7 @@ def rows_of(data: str, train: Outputs, test: Outputs) -> list[dict[str, Any]]:
     rows = []
     for name, marc in settings.items():
         logits = test.rows().read(slice(None)).numpy() if marc is None else np.asarray(marc.fit(train).transform(test))
-        metrics = evaluate_logits(logits, test.labels, test.class_counts)
+        metrics = evaluate(logits, test.labels, test.class_counts)
         assert metrics.ece is not None
         row = {"data": data, "K": classes, "ridge": name, "balanced accuracy": round(100 * metrics.balanced, 1)}
         row |= {"ECE": round(100 * metrics.ece, 1), "NLL": metrics.nll}

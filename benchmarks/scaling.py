@@ -32,11 +32,10 @@ from common import cifar_root, seconds, write_results
 from torch.nn.parallel import DistributedDataParallel
 
 from longtail import MARC, Outputs
-from longtail.core.progress import Display
 from longtail.data.imbalance import long_tail_counts
-from longtail.distributed.world import SINGLE_PROCESS, World, join
-from longtail.posthoc.fitting import fit_outputs
-from longtail.posthoc.inputs import from_outputs
+from longtail.distributed import SINGLE_PROCESS, World, join
+from longtail.files.progress import Display
+from longtail.posthoc.inputs import fit_outputs, from_outputs
 from longtail.posthoc.marc import class_weights
 from longtail.recipes import RECIPES
 from longtail.training.loop import Trainer, TrainingStep

@@ -14,12 +14,13 @@ from torch import nn
 
 import longtail
 from longtail.cli.main import main
+from longtail.outputs.extract import find_head
 from longtail.sklearn import CalibratedLongTail
 
 
 def models() -> None:
     """Somebody's model and loader: calibrated, attached, extracted to a file, scored."""
-    data = longtail.open_splits("digits-lt")
+    data = longtail.data.open_splits("digits-lt")
     images, labels = data.train.pixels.float().flatten(1) / 255, data.train.labels
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -38,14 +39,14 @@ def models() -> None:
     outputs = longtail.extract(model, loader, "outputs.safetensors", progress=False, device="cpu")
     attached = longtail.attach(model, longtail.MARC().fit(outputs))
     torch.testing.assert_close(attached(images).detach(), expected, rtol=1e-3, atol=1e-3)
-    assert longtail.find_head(model, batch=(images, labels), device="cpu") == "2"
+    assert find_head(model, batch=(images, labels), device="cpu") == "2"
     for method in (
-        longtail.LogitAdjustment(),
-        longtail.TauNorm(0.5),
-        longtail.CRT(ridge=0.1),
-        longtail.DisAlign(max_iter=5),
+        longtail.posthoc.LogitAdjustment(),
+        longtail.posthoc.TauNorm(0.5),
+        longtail.posthoc.CRT(ridge=0.1),
+        longtail.posthoc.DisAlign(max_iter=5),
     ):
-        scores = longtail.evaluate_logits(method.fit(outputs).transform(outputs), outputs.labels, outputs.class_counts)
+        scores = longtail.evaluate(method.fit(outputs).transform(outputs), outputs.labels, outputs.class_counts)
         assert 0 <= scores.balanced <= 1
     wrapped = CalibratedLongTail(LogisticRegression(max_iter=300), cv=2).fit(images.numpy(), labels.numpy())
     assert wrapped.score(images.numpy(), labels.numpy()) > 0.8

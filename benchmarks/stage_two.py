@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from common import cifar_root, write_results
 from torch import Tensor, nn
 
-from longtail import CRT, LWS, DisAlign, Outputs
+from longtail import Outputs
 from longtail.data.loading import load
 from longtail.data.samplers import Sampler
-from longtail.extraction.run import Extractor
-from longtail.metrics.scores import evaluate_logits
-from longtail.networks.head import head_of
+from longtail.heads.layers import head_of
+from longtail.metrics.scores import evaluate
+from longtail.posthoc import CRT, LWS, DisAlign
 from longtail.posthoc.marc import class_weights
 from longtail.runs.folder import Run
+from longtail.runs.outputs import write_outputs
 
 BATCH = 512
 Head = Callable[[Tensor], Tensor]
@@ -64,9 +65,10 @@ def through_the_network(
     run: Run, sampler: str, heads: dict[str, tuple[nn.Module, float]], weights: Tensor | None, steps: int
 ) -> float:
     """Train heads on the same batches through the frozen network; returns its seconds, heads excluded."""
-    splits = run.splits(str(cifar_root()))
-    augmenting, _ = run.transforms(splits)
-    model = run.load_model().eval()
+    run = run.using(root=str(cifar_root()))
+    splits = run.splits()
+    augmenting, _ = run.transforms()
+    model = run.model().eval()
     batches = Sampler(splits.train.labels.numpy(), sampler, seed=1)
     optimizers = {
         name: torch.optim.SGD([p for p in head.parameters() if p.requires_grad], lr, 0.9, weight_decay=5e-4)
@@ -88,7 +90,7 @@ def through_the_network(
 
 
 def accuracy(logits: np.ndarray, outputs: Outputs) -> float:
-    return 100 * evaluate_logits(logits, outputs.labels, outputs.class_counts).balanced
+    return 100 * evaluate(logits, outputs.labels, outputs.class_counts).balanced
 
 
 def main() -> None:
@@ -97,15 +99,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps through the network; the time is scaled to 2,000")
     arguments = parser.parse_args()
     run, root = Run.open(arguments.run), str(cifar_root())
-    test = Extractor(run, root=root).outputs("test")
+    test = run.using(root=root).outputs("test")
     features = torch.from_numpy(np.array(test.features))
     start = time.perf_counter()
-    path = Extractor(run, root=root).write("train", arguments.run / "outputs" / "stage-two.safetensors", views=1)
+    path = write_outputs(run.using(root=root), "train", arguments.run / "outputs" / "stage-two.safetensors", views=1)
     stored, once = Outputs.open(path), time.perf_counter() - start
     torch.manual_seed(0)
 
     def head() -> nn.Linear:
-        return head_of(run.load_model())
+        return head_of(run.model())
 
     balanced = {"cRT": (nn.Linear(features.shape[1], test.num_classes), 0.1), "LWS": (Scaled(head()), 0.2)}
     instance = {"DisAlign": (Aligned(head()), 0.1)}

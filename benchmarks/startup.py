@@ -27,7 +27,7 @@ SHOWN = ("torch", "numpy", "scipy", "pandas", "sklearn", "longtail")
 UNTIL_WORK = """
 import os
 from longtail.cli.main import main
-from longtail.core.progress import Display
+from longtail.files.progress import Display
 Display.task = lambda *_, **__: os._exit(0)
 main()
 """

@@ -20,17 +20,17 @@ from common import RESULTS, how_sure, title_of
 
 from longtail import RECIPES, TrainConfig, compare
 from longtail.config import describe
-from longtail.core.files import write_text
-from longtail.core.progress import Display
+from longtail.files.atomic import write_text
+from longtail.files.progress import Display
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
+from longtail.metrics.intervals import show_difference
 from longtail.metrics.table import SCORES
-from longtail.report.paper_tables import lines_of
-from longtail.report.work import released_networks
+from longtail.paper.work import released_networks
 from longtail.runs.released import copy_released
 from longtail.tasks.cells import Cell, Result
 from longtail.tasks.entries import BASE, Entry
-from longtail.tasks.table_rows import Row, summarise
-from longtail.tasks.tables import show_difference, show_interval, write_tables
+from longtail.tasks.rows import Row, summarise
+from longtail.tasks.tables import markdown_table, show_interval, write_tables
 
 DATA = ("cifar10-lt-100", "cifar100-lt-100")
 ON_TOP = ("marc", "halo")
@@ -61,6 +61,7 @@ class Budget:
 
 # As the released networks were trained.
 RELEASED = {
+    "subset": "seeded",
     "backbone": "resnet32",
     "epochs": 60,
     "batch_size": 128,
@@ -76,6 +77,7 @@ BUDGETS = {
         "systems",
         "ResNet-8",
         {
+            "subset": "seeded",
             "backbone": "resnet8",
             "epochs": 20,
             "batch_size": 128,
@@ -214,7 +216,7 @@ def on_top_table(trained: list[str], rows: dict[str, Row]) -> list[str]:
     columns = ["Stage one", "Steps", "Images seen", "alone"]
     for name in ON_TOP:
         columns += [f"+ {POSTHOC_METHODS[name].title}", "difference"]
-    return lines_of(columns, lines)
+    return markdown_table(columns, lines)
 
 
 def balanced(row: Row) -> str:

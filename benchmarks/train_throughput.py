@@ -23,9 +23,9 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from longtail.core.progress import Display
 from longtail.data.autoaugment import CIFAR_POLICY, FILL, OPERATIONS
-from longtail.distributed.world import World
+from longtail.distributed import World
+from longtail.files.progress import Display
 from longtail.recipes import RECIPES
 from longtail.runs.network import build_network
 from longtail.training.loop import Trainer, TrainingStep

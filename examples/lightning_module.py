@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import longtail
 from longtail.integrations.lightning import CalibrateCallback
 
-data = longtail.open_splits("digits-lt")
+data = longtail.data.open_splits("digits-lt")
 counts = data.train.class_counts
 
 
@@ -67,7 +67,7 @@ def fit(loss: nn.Module, *callbacks: lightning.Callback) -> Digits:
 def show(title: str, module: nn.Module) -> None:
     with torch.inference_mode():
         logits = module.eval()(data.test.pixels / 255)
-    scores = longtail.evaluate_logits(logits, data.test.labels, counts)
+    scores = longtail.evaluate(logits, data.test.labels, counts)
     print(f"{title}: balanced {100 * scores.balanced:.1f}, few-shot {100 * scores.few:.1f}")
 
 

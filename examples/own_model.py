@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
 
-data = longtail.open_splits("digits-lt")
+data = longtail.data.open_splits("digits-lt")
 loader = DataLoader(TensorDataset(data.train.pixels / 255, data.train.labels), batch_size=64, shuffle=True)
 
 
@@ -43,7 +43,7 @@ calibrated, marc = longtail.calibrate(model, loader)
 for title, network in (("before", model), ("after", calibrated)):
     with torch.inference_mode():
         logits = network.eval()(data.test.pixels / 255)
-    scores = longtail.evaluate_logits(logits, data.test.labels, data.train.class_counts)
+    scores = longtail.evaluate(logits, data.test.labels, data.train.class_counts)
     print(f"{title}: balanced {100 * scores.balanced:.1f}, few-shot {100 * scores.few:.1f}")
 head = type(calibrated.which_digit).__name__
 print(f"{type(calibrated).__name__} with {head} head, {marc.n_parameters_} numbers learnt")

@@ -10,7 +10,7 @@ from torch import nn
 
 import longtail
 
-data = longtail.open_splits("digits-lt")  # 103 images of the 0 down to 2 of the 9
+data = longtail.data.open_splits("digits-lt")  # 103 images of the 0 down to 2 of the 9
 images, labels = data.train.pixels / 255, data.train.labels
 
 
@@ -30,5 +30,5 @@ for loss in (nn.CrossEntropyLoss(), longtail.losses.BalancedSoftmax(data.train.c
     model = train(loss)
     with torch.inference_mode():
         logits = model(data.test.pixels / 255)
-    scores = longtail.evaluate_logits(logits, data.test.labels, data.train.class_counts)
+    scores = longtail.evaluate(logits, data.test.labels, data.train.class_counts)
     print(f"{type(loss).__name__}: balanced {100 * scores.balanced:.1f}, few-shot {100 * scores.few:.1f}")

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 import longtail
 
-data = longtail.open_splits("digits-lt")
+data = longtail.data.open_splits("digits-lt")
 counts = data.train.class_counts
 
 # Whatever program wrote these files: logits (N, K) and labels (N,) of the training and of other images.
@@ -26,7 +26,7 @@ for name, images in (("train", data.train), ("test", data.test)):
 train, test = np.load(folder / "train.npz"), np.load(folder / "test.npz")
 marc = longtail.MARC().fit(train["logits"], train["labels"])
 for title, logits in (("before", test["logits"]), ("after", marc.transform(test["logits"]))):
-    scores = longtail.evaluate_logits(logits, test["labels"], counts)
+    scores = longtail.evaluate(logits, test["labels"], counts)
     print(f"{title}: balanced {100 * scores.balanced:.1f}, few-shot {100 * scores.few:.1f}")
 
 # For any other framework: new_logit[j] = scale[j] * logit[j] + shift[j].

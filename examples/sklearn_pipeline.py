@@ -14,7 +14,9 @@ from sklearn.preprocessing import StandardScaler
 import longtail
 from longtail.sklearn import CalibratedLongTail
 
-data = longtail.open_splits(replace(longtail.RECIPES["digits-lt"], imbalance=10))  # 103 of the 0 down to 10 of the 9
+data = longtail.data.open_splits(
+    replace(longtail.RECIPES["digits-lt"], imbalance=10)
+)  # 103 of the 0 down to 10 of the 9
 train, test = ((split.pixels.flatten(1).numpy(), split.labels.numpy()) for split in (data.train, data.test))
 
 plain = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))

@@ -14,7 +14,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, ViTConfig,
 import longtail
 from longtail.integrations.transformers import CalibrateCallback, save_pretrained
 
-data = longtail.open_splits("digits-lt")
+data = longtail.data.open_splits("digits-lt")
 counts = data.train.class_counts
 
 
@@ -58,7 +58,7 @@ def fit(compute_loss_func, *callbacks) -> ViTForImageClassification:
 
 def show(title: str, model: ViTForImageClassification) -> None:
     outputs = longtail.extract(model, test, class_counts=counts, split="test")  # a data set is taken as it is
-    scores = longtail.evaluate_logits(outputs.logits, outputs.labels, counts)
+    scores = longtail.evaluate(outputs.logits, outputs.labels, counts)
     print(f"{title}: balanced {100 * scores.balanced:.1f}, few-shot {100 * scores.few:.1f}")
 
 

@@ -13,6 +13,7 @@ import torch
 
 import longtail
 from longtail.cli.main import main
+from longtail.paper.__main__ import main as reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -31,6 +32,8 @@ def run_line(line):
     words = shlex.split(line)
     if words[0] == "longtail":
         assert main(words[1:]) == 0, line
+    elif words[:3] == ["python", "-m", "longtail.paper"]:
+        assert reproduce(words[3:]) == 0, line
     else:
         assert words[0] == "torchrun", line
         subprocess.run([sys.executable, "-m", "torch.distributed.run", *words[1:]], check=True)
@@ -42,7 +45,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     torch.manual_seed(0)
     names = {"__name__": "page"}
     for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")):
-        # Ray's own processes outlive a test: tests/scale/test_ray.py runs that block in a process of its own.
+        # Ray's processes outlive a test: tests/distributed/test_ray.py runs that block in a separate process.
         if kind == "python" and "import ray" not in code:
             exec(compile(code, name_of(page), "exec"), names)
         elif kind == "bash":
@@ -67,6 +70,6 @@ def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
-    for name in set(longtail.__all__) - {"RECIPES", "profile"}:  # a table, and an old name
+    for name in set(longtail.__all__) - {"RECIPES"}:  # a table
         if not isinstance(getattr(longtail, name), ModuleType):
             assert f'id="longtail.{name}"' in reference, name

@@ -18,13 +18,13 @@ import torch
 
 from longtail.backbones.weights import read_weights
 from longtail.config import DATA_NUMBERS, NUMBERS, DataConfig, TrainConfig, from_dict, read_toml
-from longtail.core.reading import MOST_UNPACKED
-from longtail.core.records import read_json
-from longtail.core.tensors import write_tensors
 from longtail.data.csv_files import read_csv
 from longtail.data.images import FileImages, as_paths
 from longtail.data.list_files import read_list
 from longtail.errors import UserError
+from longtail.files.reading import MOST_UNPACKED
+from longtail.files.records import read_json
+from longtail.files.tensors import write_tensors
 from longtail.outputs.readers import read_outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")

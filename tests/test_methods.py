@@ -10,15 +10,13 @@ import torch
 
 import longtail
 from longtail.cli.main import main
-from longtail.core.tensors import read_tensors
 from longtail.errors import UserError
-from longtail.extraction.run import Extractor
+from longtail.files.tensors import read_tensors
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, build_posthoc
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
-from longtail.training.loop import Interrupted
-from longtail.training.stop import StopRequest
+from longtail.training.loop import Interrupted, StopRequest
 
 # Ten classes ask for other settings than the hundreds these defaults were published for.
 OPTIONS = {
@@ -41,7 +39,7 @@ def test_a_stage_one_method_learns_and_is_evaluated(name, tmp_path):
     assert metrics.balanced > 0.5  # chance is 0.1
     assert run.config.method == name
     before = metrics.balanced
-    folder, scores = calibrate_run(Extractor(run), longtail.MARC(), "marc")
+    folder, scores = calibrate_run(run, longtail.MARC(), "marc")
     repaired, _, _ = evaluate_run(folder, device="cpu")
     assert repaired.confusion == next(s for s in scores if s.split == "test").after.confusion
     assert repaired.balanced > before - 0.1  # methods that are balanced already have little to gain
@@ -75,7 +73,7 @@ def calibrated(digits_run, tmp_path_factory) -> dict[str, tuple[Path, longtail.R
     run = Run.open(shutil.copytree(digits_run, out / "digits"))
     results = {}
     for name in POSTHOC_METHODS:
-        results[name] = calibrate_run(Extractor(run), build_posthoc(name, {}), name, out=out / name)
+        results[name] = calibrate_run(run, build_posthoc(name, {}), name, out=out / name)
     return results
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 import longtail
 from longtail.cli import main
 from longtail.config import TrainConfig
-from longtail.core.records import read_json
+from longtail.files.records import read_json
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # What folders of a stranger may be called.
@@ -91,7 +91,7 @@ def test_a_description_that_cannot_be(copy, capfd, place, value):
 
 def test_weights_of_another_shape(copy, capfd):
     changed(copy / "run.json", data__class_names=list("abcd"), data__class_counts=[4] * 4, data__group_counts=[4] * 4)
-    refused(["export", str(copy), "--format", "safetensors", "--out", str(copy / "out")], capfd, "does not fit")
+    refused(["export", str(copy), "--format", "safetensors", "--out", str(copy / "out")], capfd, "does not belong")
 
 
 CALIBRATION = {

@@ -33,7 +33,7 @@ def test_photographs(name, backbone, epochs, batch, decay):
 
 def test_names_stand_for_recipes():
     assert find_recipe("digits-lt") is RECIPES["digits-lt"]
-    by_name, by_recipe = longtail.open_splits("digits-lt"), longtail.open_splits(RECIPES["digits-lt"])
+    by_name, by_recipe = longtail.data.open_splits("digits-lt"), longtail.data.open_splits(RECIPES["digits-lt"])
     assert by_name.train.pixels.equal(by_recipe.train.pixels)
 
 
@@ -43,5 +43,5 @@ def test_a_wrong_name_is_corrected(tmp_path):
     with pytest.raises(UserError, match="'cifar' is not a file, folder or recipe; recipes: digits-lt, "):
         longtail.compare("cifar", ["softmax"], tmp_path / "compare")
     with pytest.raises(UserError, match="'digits-l' is not a file, folder or recipe .did you mean 'digits-lt'"):
-        longtail.open_splits("digits-l")
+        longtail.data.open_splits("digits-l")
     assert not list(tmp_path.iterdir())

@@ -51,12 +51,12 @@ def accuracies(model, test):
     "model",
     [
         CalibratedLongTail(),
-        CalibratedLongTail(LinearSVC(), longtail.LogitAdjustment()),
-        CalibratedLongTail(DecisionTreeClassifier(max_depth=3, random_state=0), longtail.PlattScaling()),
-        CalibratedLongTail(method=longtail.TauNorm(), cv=2),
-        CalibratedLongTail(method=longtail.LWS(), cv=2),
-        CalibratedLongTail(method=longtail.VectorScaling(), cv=2),
-        CalibratedLongTail(method=longtail.TemperatureScaling(), cv=2),
+        CalibratedLongTail(LinearSVC(), longtail.posthoc.LogitAdjustment()),
+        CalibratedLongTail(DecisionTreeClassifier(max_depth=3, random_state=0), longtail.posthoc.PlattScaling()),
+        CalibratedLongTail(method=longtail.posthoc.TauNorm(), cv=2),
+        CalibratedLongTail(method=longtail.posthoc.LWS(), cv=2),
+        CalibratedLongTail(method=longtail.posthoc.VectorScaling(), cv=2),
+        CalibratedLongTail(method=longtail.posthoc.TemperatureScaling(), cv=2),
     ],
     ids=lambda model: type(model.method).__name__,
 )
@@ -112,7 +112,9 @@ def test_a_prior_of_training_can_be_given(digits):
     train, (images, labels) = digits
     counts = np.bincount(train[1])
     fitted = clone(LOGISTIC).fit(*train)
-    model = CalibratedLongTail(fitted, longtail.LogitAdjustment(), cv="prefit").fit(images, labels, class_counts=counts)
+    model = CalibratedLongTail(fitted, longtail.posthoc.LogitAdjustment(), cv="prefit").fit(
+        images, labels, class_counts=counts
+    )
     np.testing.assert_allclose(model.method_.shift_, -np.log(counts / counts.sum()))
 
 
@@ -281,7 +283,7 @@ def test_weights_of_samples_reach_the_estimator(digits):
         (CalibratedLongTail(LOGISTIC, cv=KFold(10)), slice(None), "leaves a class out .* stratify"),
         (CalibratedLongTail(LinearRegression()), slice(None), "neither decision_function nor predict_proba"),
         (CalibratedLongTail(SVC(decision_function_shape="ovo")), slice(None), 'one per pair; .*"ovr"'),
-        (CalibratedLongTail(LOGISTIC, longtail.CRT()), slice(None), "CRT needs the features"),
+        (CalibratedLongTail(LOGISTIC, longtail.posthoc.CRT()), slice(None), "CRT needs the features"),
     ],
     ids=lambda value: str(value)[:60],
 )

@@ -25,11 +25,11 @@ assert_type(marc, longtail.MARC)
 assert_type(marc.transform(torch.zeros(4, 2)), torch.Tensor)
 assert_type(marc.predict(logits), np.ndarray)
 assert_type(longtail.calibrate(Net(), []), tuple[Net, longtail.MARC])
-assert_type(longtail.calibrate(Net(), [], longtail.LWS())[1], longtail.LWS)
-assert_type(longtail.evaluate_logits(logits, labels, [2, 2]), longtail.metrics.Metrics)
-assert_type(longtail.open_splits("digits-lt"), longtail.data.Splits)
+assert_type(longtail.calibrate(Net(), [], longtail.posthoc.LWS())[1], longtail.posthoc.LWS)
+assert_type(longtail.evaluate(logits, labels, [2, 2]), longtail.metrics.Metrics)
+assert_type(longtail.data.open_splits("digits-lt"), longtail.data.Splits)
 assert_type(longtail.class_counts(labels), torch.Tensor)
-longtail.posthoc.MARC, longtail.backbones.build_backbone, longtail.losses.LDAM, longtail.networks.BBN
+longtail.posthoc.MARC, longtail.losses.LDAM, longtail.sklearn.CalibratedLongTail
 """
 # Line → what a type checker says of it.
 BAD = {

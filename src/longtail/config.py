@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from longtail.core.machine import WORKERS
-from longtail.core.reading import read_text, reading
+import tyro
+
 from longtail.errors import UserError, choose, number, whole_number
+from longtail.files.provenance import WORKERS
+from longtail.files.reading import read_text, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class DataConfig:
     train_list: str | None = None
     """File of the training images: a list with 'path label' per line, a .csv, or a .parquet file."""
     validation_list: str | None = None
-    """File of the validation images; without it a part of the training images is held out."""
+    """File of the validation images; without it some of the training images are held out."""
     test_list: str | None = None
     """File of the test images."""
     path_column: str | None = None
@@ -38,6 +40,9 @@ class DataConfig:
     """Shape of the long tail that is cut from the data set; 'none' keeps all images."""
     imbalance: float = 100.0
     """Imbalance factor: images of the largest class divided by images of the smallest."""
+    subset: Literal["standard", "seeded"] = "seeded"
+    """Which images stay: 'standard' are those that the field's papers train on (the rule of LDAM-DRW's code, the same
+    for every seed), 'seeded' are drawn by the seed."""
     shuffle_classes: bool = False
     """Order the classes from head to tail randomly (by the seed) instead of in the order of the data set."""
     validation: float = 0.1
@@ -74,6 +79,14 @@ class TrainConfig(DataConfig):
     augment: tuple[str, ...] = ()
     """Augmentations in order: crop, small-crop, flip, vertical-flip, rotate, quarter-turn, cutout, autoaugment,
     jitter, resized-crop. The page "Your own folder" of the docs shows each."""
+    mix: Literal["none", "mixup", "cutmix", "remix"] = "none"
+    """Mix pairs of images and their labels in every batch; only with losses that take soft targets."""
+    mix_alpha: float = 1.0
+    """The share of the first image of a pair is drawn from Beta(alpha, alpha): small values mix little."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes; only with losses that take soft targets."""
+    defer: float | None = None
+    """Deferred re-weighting (DRW): after this share of the epochs, class-balanced weights (beta 0.9999)."""
 
     epochs: float | None = None
     """Length of training in passes over the data (or give --iterations)."""
@@ -82,17 +95,23 @@ class TrainConfig(DataConfig):
     batch_size: int = 128
     """Images per step and stream of images (BBN has two, Hybrid-SC three), over all processes."""
     accumulate: int = 1
-    """Split each batch into this many parts to save memory (gradient accumulation)."""
+    """Split each batch into this many micro-batches to save memory (gradient accumulation)."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Optimiser, also with --weights SGD unless adamw is given; AdamW needs a smaller --lr, about 0.001."""
     lr: float = 0.1
     """Learning rate after warm-up; falls to 0 along a cosine."""
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 5e-4
-    """Weight decay of SGD."""
+    """Weight decay; AdamW applies it to neither biases nor normalisation layers."""
+    clip_norm: float | None = None
+    """Scale the gradient down where its norm is larger than this."""
+    ema: float | None = None
+    """Decay per step (0.999, …) of a moving average of the weights, which is evaluated and saved in their stead."""
     warmup: int = 0
     """Steps over which the learning rate rises to --lr."""
-    warmup_from: float = 0.0
-    """Learning rate at the start of the warm-up."""
+    warmup_from: tyro.conf.Fixed[float] = 0.0
+    """Learning rate at the start of the warm-up; no option, for the recipes of the released code."""
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, …"""
@@ -129,6 +148,11 @@ NUMBERS: dict[str, dict[str, float]] = {
     "lr": {"above": 0},
     "momentum": {"at_least": 0, "below": 1},
     "weight_decay": {"at_least": 0},
+    "mix_alpha": {"above": 0},
+    "label_smoothing": {"at_least": 0, "below": 1},
+    "defer": {"at_least": 0, "below": 1},
+    "clip_norm": {"above": 0},
+    "ema": {"above": 0, "below": 1},
     "warmup_from": {"at_least": 0},
     "cache_gb": {"at_least": 0},
     **{name: {"at_least": 0} for name in ("workers", "warmup")},
@@ -166,8 +190,8 @@ def _check_words(config: DataConfig) -> None:
             raise UserError(f"{name} must be text, not {value!r}")
 
 
-MOST_TOML = 1 << 16  # bytes; a name of many parts (a.a.a…) takes time and memory as the square of its length
-MOST_LINE = 10_000  # characters of a line
+MAX_TOML = 1 << 16  # bytes; time and memory of a dotted name (a.a.a…) grow with the square of its length
+MAX_LINE = 10_000  # characters
 
 # Settings that may differ when a run is resumed: they do not change the result.
 PLACES = ("root", "device", "workers", "cache_gb", "checkpoint_every")
@@ -179,12 +203,12 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
     """A configuration from plain values (a TOML or JSON file), on top of `base`."""
-    known = [item.name for item in fields(TrainConfig)]
+    names = [item.name for item in fields(TrainConfig)]
     if not isinstance(values, dict):
         raise UserError("a configuration must be a table of names and values")
     values = {name.replace("-", "_"): value for name, value in values.items()}
     for name in values:
-        choose("setting", name, known)
+        choose("setting", name, names)
     if isinstance(values.get("augment"), list | tuple):
         values["augment"] = tuple(map(str, values["augment"]))
     if isinstance(values.get("options"), dict):
@@ -202,12 +226,12 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file, as `from_dict` takes them."""
     with reading(path, "valid TOML"):
-        text = read_text(path, "a TOML file", most=MOST_TOML)
-        if max(map(len, text.splitlines()), default=0) > MOST_LINE:
-            raise UserError(f"{path} has a line of more than {MOST_LINE:,} characters; settings are shorter")
-        found = tomllib.loads(text)
-        json.dumps(found, default=str)  # raises for whole numbers of thousands of digits, which cannot be shown
-        return found
+        text = read_text(path, "a TOML file", most=MAX_TOML)
+        if max(map(len, text.splitlines()), default=0) > MAX_LINE:
+            raise UserError(f"{path} has a line of more than {MAX_LINE:,} characters; settings are shorter")
+        settings = tomllib.loads(text)
+        json.dumps(settings, default=str)  # raises for whole numbers of thousands of digits, which cannot be printed
+        return settings
 
 
 def comparable(config: TrainConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ EXIT_CODES = (
     f"{EXIT_TERMINATED} terminated."
 )
 
-MOST_LETTERS = 1200  # of a message
+MAX_CHARACTERS = 1200  # of a message
 LARGEST = 2**63 - 1  # the largest whole number that every library we call accepts
 _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
@@ -27,14 +27,14 @@ _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, 
 class UserError(ValueError):
     """A mistake that the caller can correct: the message says what is wrong, where, and what to do.
 
-    The command line prints it as one line and exits with code 2; in Python it is a `ValueError`. What a message
-    quotes from a file may be of any length, so the middle of a very long one is left out.
+    The command line prints it as one line and exits with code 2; in Python it is a `ValueError`. A message may quote a
+    file, so the middle of a very long message is left out.
     """
 
     def __init__(self, message: object = "") -> None:
         text = str(message)
-        if len(text) > MOST_LETTERS:
-            text = f"{text[: MOST_LETTERS // 2]} … {text[-MOST_LETTERS // 2 :]}"
+        if len(text) > MAX_CHARACTERS:
+            text = f"{text[: MAX_CHARACTERS // 2]} … {text[-MAX_CHARACTERS // 2 :]}"
         super().__init__(text)
 
 
@@ -59,15 +59,16 @@ class Terminated(KeyboardInterrupt):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, numpy or torch says that memory could not be had.
+    """Whether an error of Python, NumPy or torch means that there is not enough memory.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
     True
     """
-    said = str(error)
-    words = "allocate memory" in said or "not enough memory" in said or "out of memory" in said
-    named = type(error).__name__ == "OutOfMemoryError"  # of torch, which is not imported for this
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and (words or named))
+    of_torch = type(error).__name__ == "OutOfMemoryError"  # torch is not imported for this
+    if isinstance(error, MemoryError) or of_torch:
+        return True
+    phrases = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ The command line, the comparison and the parametrised tests go through these dic
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from torch import Tensor, nn
 
-from longtail.core.options import parse_options, taken_by
 from longtail.errors import choose
+from longtail.files.text import parse_options, taken_by
 from longtail.losses import (
     LADE,
     BalancedSoftmax,
@@ -27,11 +28,9 @@ from longtail.losses import (
 from longtail.losses.base import Loss
 from longtail.networks.bbn import BBN, BBNObjective
 from longtail.networks.causal_norm import CausalNorm, CausalNormObjective
-from longtail.networks.classifier import Classifier, classifier_of_form
-from longtail.networks.cosine import cosine_classifier
-from longtail.networks.deferred import deferred_ldam
+from longtail.networks.classifier import Classifier, classifier_of_form, cosine_classifier
 from longtail.networks.hybrid_sc import HybridSC, HybridSCObjective
-from longtail.networks.objective import LossObjective, Objective
+from longtail.networks.objective import LossObjective, Objective, deferred_ldam
 from longtail.networks.oltr import OLTR, OLTRObjective
 from longtail.recipes import STAGE_TWO
 
@@ -79,15 +78,15 @@ class TrainMethod:
 def of_loss(loss: type[nn.Module]) -> Callable[..., Objective]:
     """The objective of a loss `Loss(class_counts, *, …)` on plain batches, with its options.
 
-    How losses of samples become one number, and that none is ignored, is the business of training.
+    `reduction` and `ignore_index` are not options: training decides them.
     """
 
     def build(class_counts: Tensor, **options: object) -> Objective:
         return LossObjective(loss(class_counts, **options))
 
     signature, training = inspect.signature(loss), inspect.signature(Loss).parameters
-    own = [parameter for name, parameter in signature.parameters.items() if name not in training]
-    build.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    options_of_loss = [parameter for name, parameter in signature.parameters.items() if name not in training]
+    build.__signature__ = signature.replace(parameters=options_of_loss)  # type: ignore[attr-defined]
     return build
 
 
@@ -107,7 +106,7 @@ class PostHocMethod:
         title: name as in the literature.
         family: decision boundary, calibration.
         paper: where it comes from.
-        class_name: what the library calls its class.
+        path: of its class below `longtail.posthoc`: module.Class.
         trains: the numbers it trains, as a formula in p (features) and K (classes).
         needs: what it is fitted on beyond logits and labels.
     """
@@ -115,16 +114,19 @@ class PostHocMethod:
     title: str
     family: str
     paper: str
-    class_name: str
+    path: str
     trains: str
     needs: str = ""
 
     @property
-    def estimator(self) -> type[PostHoc]:
-        """Its class, imported now: with scikit-learn, which training does not wait for."""
-        from longtail import posthoc
+    def class_name(self) -> str:
+        return self.path.split(".")[-1]
 
-        return cast("type[PostHoc]", getattr(posthoc, self.class_name))
+    @property
+    def estimator(self) -> type[PostHoc]:
+        """Its class, imported at first use: it imports scikit-learn, which training does not need."""
+        module = importlib.import_module(f"longtail.posthoc.{self.path.rpartition('.')[0]}")
+        return cast("type[PostHoc]", getattr(module, self.class_name))
 
 
 TRAIN_METHODS: dict[str, TrainMethod] = {
@@ -243,16 +245,21 @@ OWN_FAMILY = "own"  # of methods that are not in the table
 DECOUPLING = "Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020"
 
 POSTHOC_METHODS: dict[str, PostHocMethod] = {
-    "crt": PostHocMethod("Decouple-cRT", "decision boundary", DECOUPLING, "CRT", trains="pK + K", needs="features"),
-    "lws": PostHocMethod("Decouple-LWS", "decision boundary", DECOUPLING, "LWS", trains="K"),
+    "crt": PostHocMethod("Decouple-cRT", "decision boundary", DECOUPLING, "crt.CRT", trains="pK + K", needs="features"),
+    "lws": PostHocMethod("Decouple-LWS", "decision boundary", DECOUPLING, "lws.LWS", trains="K"),
     "tau-norm": PostHocMethod(
-        "Decouple-tau-norm", "decision boundary", DECOUPLING, "TauNorm", trains="0", needs="head, validation split"
+        "Decouple-tau-norm",
+        "decision boundary",
+        DECOUPLING,
+        "tau_norm.TauNorm",
+        trains="0",
+        needs="head, validation split",
     ),
     "disalign": PostHocMethod(
         "DisAlign",
         "decision boundary",
         "Zhang et al., Distribution Alignment, CVPR 2021",
-        "DisAlign",
+        "disalign.DisAlign",
         trains="p + 2K + 1",
         needs="features",
     ),
@@ -260,7 +267,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Logit adjustment",
         "decision boundary",
         "Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021",
-        "LogitAdjustment",
+        "logit_adjustment.LogitAdjustment",
         trains="0",
         needs="class counts",
     ),
@@ -268,7 +275,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "MARC",
         "decision boundary",
         "Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 2022",
-        "MARC",
+        "marc.MARC",
         trains="2K",
         needs="head",
     ),
@@ -276,7 +283,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "HALO",
         "decision boundary",
         "held-out adjusted logits, this library's own",
-        "HALO",
+        "halo.HALO",
         trains="pK + K + 5",
         needs="features, validation split",
     ),
@@ -284,7 +291,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Auto",
         "decision boundary",
         "chosen on held-out images, this library's own",
-        "Auto",
+        "auto.Auto",
         trains="as its choice",
         needs="validation split",
     ),
@@ -292,7 +299,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Temperature scaling",
         "confidence",
         "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
-        "TemperatureScaling",
+        "scaling.TemperatureScaling",
         trains="1",
         needs="validation split",
     ),
@@ -300,7 +307,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Vector scaling",
         "confidence",
         "Guo et al., On Calibration of Modern Neural Networks, ICML 2017",
-        "VectorScaling",
+        "scaling.VectorScaling",
         trains="2K",
         needs="validation split",
     ),
@@ -308,7 +315,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Matrix scaling",
         "confidence",
         "Kull et al., Beyond temperature scaling, NeurIPS 2019",
-        "MatrixScaling",
+        "scaling.MatrixScaling",
         trains="K^2 + K",
         needs="validation split",
     ),
@@ -316,7 +323,7 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         "Platt scaling",
         "confidence",
         "Platt, Probabilistic Outputs for Support Vector Machines, 1999",
-        "PlattScaling",
+        "platt.PlattScaling",
         trains="2K",
         needs="validation split",
     ),
@@ -334,7 +341,7 @@ def build_posthoc(
     """A post-hoc method by name, with options given as text.
 
     Settings that are not among the options are those of the data set's stage two, if `data` is one that has it.
-    HALO is told if the network was `trained_by` a method whose logits are right for equal classes.
+    If the network was `trained_by` a method that balances its logits, `for_balanced_logits` of the method is set.
 
     >>> build_posthoc("marc", {"gamma": "0.9"})
     MARC(gamma=0.9)
@@ -343,20 +350,20 @@ def build_posthoc(
     """
     estimator = POSTHOC_METHODS[choose("method", name, POSTHOC_METHODS)].estimator
     given = parse_options(options, estimator.__init__)
-    if trained_by and TRAIN_METHODS[trained_by].balances and name == "halo":
-        given = {"model_prior": "uniform", **given}
+    if trained_by and TRAIN_METHODS[trained_by].balances:
+        given = {**estimator.for_balanced_logits, **given}
     stage = STAGE_TWO.get(data or "")
     if stage is None or train_images is None:
         return estimator(**given)
-    known: dict[str, object] = {
+    recipe: dict[str, object] = {
         "steps": stage.steps(train_images),
         "batch_size": stage.batch_size,
         "weight_decay": stage.weight_decay,
     }
-    follows = {own: known[name] for own, name in estimator.stage_two.items()}
+    settings = {setting: recipe[name] for setting, name in estimator.stage_two.items()}
     if "solver" in inspect.signature(estimator).parameters and given.get("solver") != "sgd":
-        follows.pop("max_iter")  # the exact solver counts passes, not steps
-    return estimator(**{**follows, **given})
+        settings.pop("max_iter")  # the exact solver counts passes, not steps
+    return estimator(**{**settings, **given})
 
 
 def candidate_title(name: str) -> str:
@@ -371,15 +378,13 @@ def candidate_title(name: str) -> str:
 
 
 def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocMethod, str]:
-    """What the table says of a method, and its name; somebody's own class is described by its name alone."""
-    from longtail.posthoc.tempered import Tempered
-
+    """The entry of a method in the table, and its name; a user's class is described by the name of the class alone."""
     kind = type(method).__name__
-    for known, entry in POSTHOC_METHODS.items():
+    for listed, entry in POSTHOC_METHODS.items():
         if entry.class_name == kind and entry.estimator is type(method):
-            return entry, name or known
-    if isinstance(method, Tempered):
-        inner, first = describe_posthoc(method.method, name)
-        return replace(inner, title=f"{inner.title} + temperature", trains=f"{inner.trains} + 1"), first
-    own = PostHocMethod(kind, OWN_FAMILY, "", kind, trains="")
-    return own, name or kind.lower()
+            return entry, name or listed
+    if method.wrapped is not None:
+        inner, inner_name = describe_posthoc(method.wrapped, name)
+        title, trains = f"{inner.title} + {method.adds or kind}", f"{inner.trains} + 1"
+        return replace(inner, title=title, trains=trains), inner_name
+    return PostHocMethod(kind, OWN_FAMILY, "", kind, trains=""), name or kind.lower()

@@ -2,7 +2,7 @@
 
 | recipe | what |
 |---|---|
-| `digits-lt` | embedded digits: minutes become seconds |
+| `digits-lt` | the digits of scikit-learn; trains in seconds |
 | `cifar10-lt-F`, `cifar100-lt-F` | the paper's CIFAR runs; F is the imbalance factor 10, 50, 100 or 200 |
 | `…-release` | the same with the learning rate of the released code: 0.05 → 0.1 in 800 steps, then a cosine from 0.1 |
 | `imagenet-lt`, `places-lt`, `inaturalist18` | the paper's runs on photographs |
@@ -29,6 +29,7 @@ def _cifar(data: str, imbalance: float) -> TrainConfig:
         data=data,
         profile="exp",
         imbalance=imbalance,
+        subset="standard",
         backbone="resnet32",
         augment=CIFAR_AUGMENT,
         iterations=13_000,
@@ -125,8 +126,8 @@ AUTHORS_SETTINGS: dict[str, dict[str, dict[str, str]]] = {
 
 def with_authors_settings(config: TrainConfig) -> TrainConfig:
     """The configuration with the settings that the method's authors use on its data; given ones stay."""
-    known = AUTHORS_SETTINGS.get(config.data, {}).get(config.method, {})
-    return replace(config, options={**known, **config.options})
+    settings = AUTHORS_SETTINGS.get(config.data, {}).get(config.method, {})
+    return replace(config, options={**settings, **config.options})
 
 
 @dataclass(frozen=True)

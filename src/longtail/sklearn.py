@@ -101,14 +101,14 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if fit_params.get("sample_weight") is not None:
             present = _present(fit_params["sample_weight"], codes, self.classes_)
             logits, codes = logits[present], codes[present]
-        known = {**_linear_head(self.estimator_, logits.shape[1]), "class_counts": class_counts}
+        head = {**_linear_head(self.estimator_, logits.shape[1]), "class_counts": class_counts}
         self.method_ = unfitted(MARC() if self.method is None else self.method)
         if self.method_.needs_features:
             raise UserError(
                 f"{type(self.method_).__name__} needs the features before a network's last layer; "
                 "choose a method that works on logits, such as MARC"
             )
-        self.method_.fit(logits, codes, validation=(logits, codes), **known)
+        self.method_.fit(logits, codes, validation=(logits, codes), **head)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
@@ -182,7 +182,7 @@ def _cross_validated(
             )
     response = _response(estimator)
     with warnings.catch_warnings():
-        # Every training part contains a class that is smaller than the number of folds; that is sufficient.
+        # A class with fewer samples than folds is still in the training set of every fold; that is sufficient.
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         warnings.filterwarnings("error", "Number of classes in training fold", RuntimeWarning)
         options = {"cv": folds, "method": response, "n_jobs": n_jobs, "params": fit_params or None}

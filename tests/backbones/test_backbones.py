@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from longtail.backbones import BACKBONES, build_backbone, num_features
-from longtail.backbones.cifar import CifarResNet
+from longtail.backbones.resnet import CifarResNet
 from longtail.backbones.weights import load_backbone, read_weights
 from longtail.errors import UserError
 from longtail.networks.classifier import Classifier

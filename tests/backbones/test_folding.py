@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from longtail.backbones import BACKBONES, build_backbone
-from longtail.backbones.folding import folded
+from longtail.backbones.inference import folded
+from longtail.heads.layers import fingerprint
 from longtail.methods import TRAIN_METHODS
-from longtail.networks.head import fingerprint
 
 CHANNELS, SIZE = {"digits": 1}, {"digits": 8}
 

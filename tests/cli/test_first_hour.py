@@ -15,7 +15,7 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.data.images import FileImages
-from longtail.extraction.run import Extractor
+from longtail.training import recipe_for
 
 COUNTS = (60, 30, 12, 5)  # training images of zeros, ones, twos and threes
 NAMES = ("zero", "one", "two", "three")
@@ -35,7 +35,7 @@ def run(capsys, *words) -> tuple[int, str, str]:
 def photos(tmp_path_factory) -> Path:
     """Real handwritten digits as small PNG files, in Train/ and Testing/, a folder per class."""
     root = tmp_path_factory.mktemp("hour") / "photos"
-    splits = longtail.open_splits(longtail.TrainConfig(data="digits", backbone="digits", epochs=1))
+    splits = longtail.data.open_splits(longtail.TrainConfig(data="digits", backbone="digits", epochs=1))
     for folder, images, most in (("Train", splits.train, COUNTS), ("Testing", splits.test, (20,) * 4)):
         for label, name in enumerate(NAMES):
             (root / folder / name).mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_a_folder_is_trained_and_everything_chosen_is_said(capsys, photos, tmp_p
 
 
 def test_the_same_recipe_in_python(photos):
-    config = longtail.recipe_for(str(photos), epochs=3)
+    config = recipe_for(str(photos), epochs=3)
     assert (config.backbone, config.image_size, config.epochs, config.validation) == ("digits", 8, 3, 0.1)
 
 
@@ -223,8 +223,8 @@ def test_every_class_is_shown_if_asked(capsys, trained, monkeypatch):
 
 
 def test_a_report_without_its_extra_is_refused_at_the_start(capsys, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.report.extra.find_spec", lambda name: None if name == "plotly" else name)
-    monkeypatch.setattr("longtail.extraction.run.Extractor.outputs", None)  # nothing is computed before
+    monkeypatch.setattr("longtail.report.distribution.find_spec", lambda name: None if name == "plotly" else name)
+    monkeypatch.setattr("longtail.runs.folder.stored_outputs", None)  # nothing is computed before
     code, _, said = run(capsys, "report", trained, "--out", tmp_path / "report")
     assert code == 2
     assert "pip install 'longtail[report]'" in said
@@ -232,7 +232,7 @@ def test_a_report_without_its_extra_is_refused_at_the_start(capsys, trained, tmp
 
 
 def test_a_diagnosis_prints_sentences(trained):
-    outputs = Extractor(longtail.Run.open(trained)).outputs("test")
+    outputs = longtail.Run.open(trained).outputs("test")
     assert repr(outputs).startswith(f"Outputs(test: {len(outputs)} samples, {len(NAMES)} classes; features")
     assert str(longtail.diagnose(outputs)) == longtail.diagnose(outputs).sentences()
 

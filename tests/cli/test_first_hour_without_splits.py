@@ -23,7 +23,7 @@ def run(capsys, *words) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("plain") / "photos"
-    digits = longtail.open_splits("digits-lt").train
+    digits = longtail.data.open_splits("digits-lt").train
     for label, (name, count) in enumerate(COUNTS.items()):
         (root / name).mkdir(parents=True)
         for place in (digits.labels == label).nonzero().ravel()[:count].tolist():
@@ -50,7 +50,7 @@ def test_without_test_images_the_command_that_training_names_works(capsys, train
 
 
 def test_classes_without_a_held_out_image_are_counted(trained):
-    found = longtail.open_splits(longtail.Run.open(trained).config).found()
+    found = longtail.data.open_splits(longtail.Run.open(trained).config).summary()
     assert "validation (held out of the training images; no image of 1 class)" in found
 
 

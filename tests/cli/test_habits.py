@@ -14,7 +14,7 @@ from PIL import Image
 
 from longtail.cli.main import COMMANDS, main
 from longtail.config import DataConfig
-from longtail.data.open import open_splits
+from longtail.data.splits import open_splits
 from longtail.errors import UserError
 
 # Command → words that succeed, in a folder with a finished run called `run`.
@@ -23,36 +23,35 @@ GOOD = {
     "train": ["digits-lt", "--iterations", "2", "--device", "cpu", "--out", "new"],
     "extract": ["run", "--split", "validation", "--device", "cpu", "--out", "outputs.safetensors"],
     "calibrate": ["run", "--device", "cpu"],
+    "probe": ["embeddings.npz", "--out", "head"],
     "compare": [
         *("digits-lt", "--iterations", "2", "--device", "cpu", "--methods", "softmax", "marc"),
         *("--seeds", "0", "--out", "compared"),
     ],
-    "reproduce": ["table-formulas", "--out", "paper"],
     "diagnose": ["run"],
     "report": ["run"],
     "export": ["run", "--format", "json", "--out", "head.json"],
     "methods": [],
-    "released": [],
     "evaluate": ["run", "--device", "cpu"],
     "predict": ["run", "photo.png", "--device", "cpu"],
-    "completion": ["fish"],
 }
 # Command → words that a user can correct, and what is said.
 BAD = {
     "distribution": (["nowhere"], "'nowhere' is not a file, folder or recipe"),
     "train": (["digits-lt"], "missing from longtail train: --out PATH"),
-    "extract": (["run", "--split", "holdout"], "--split cannot be 'holdout'; choose from: train, validation, test"),
+    "extract": (
+        ["run", "--split", "holdout"],
+        "invalid choice 'holdout' for argument '--split'. Expected one of ('train'",
+    ),
     "calibrate": (["run", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
+    "probe": (["nowhere.npz", "--out", "head"], "nowhere.npz"),
     "compare": (["digits-lt", "--out", "x"], "missing from longtail compare: --methods"),
-    "reproduce": (["table-cifr", "--out", "x"], "unknown table or figure 'table-cifr' (did you mean 'table-cifar'?)"),
     "diagnose": (["nowhere.npz"], "nowhere.npz"),
     "report": (["nowhere"], "nowhere is not a run folder"),
     "export": (["nowhere", "--format", "json", "--out", "x.json"], "nowhere is not a run folder"),
-    "methods": (["--jsn"], "unknown option --jsn (did you mean --json?)"),
-    "released": (["--jsn"], "unknown option --jsn (did you mean --json?)"),
+    "methods": (["--jsn"], "unrecognized options: --jsn; perhaps you meant: --json"),
     "evaluate": (["run", "--workers", "two"], "--workers"),
     "predict": (["run", "nowhere.png"], "nowhere.png"),
-    "completion": (["tcsh"], "tcsh"),
 }
 
 
@@ -67,6 +66,10 @@ def folder(digits_copy, monkeypatch):
     monkeypatch.chdir(digits_copy.parent)
     monkeypatch.setenv("LONGTAIL_RELEASED", str(digits_copy.parent))
     Image.new("L", (8, 8), 100).save("photo.png")
+    labels = np.arange(60) % 3
+    np.savez(
+        "embeddings.npz", features=np.eye(3)[labels] + np.random.default_rng(0).normal(size=(60, 3)), labels=labels
+    )
     return digits_copy.parent
 
 

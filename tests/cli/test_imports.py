@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.cli.loading import loading
+from longtail.cli.parsing import loading
 
 AFTER = "import sys; print('imported:', {heavy!r} & set(sys.modules))"
 DRAWING = {"matplotlib", "plotly"}
@@ -45,7 +45,7 @@ def test_a_whole_calibration_waits_for_nothing_but_scikit_learns_base(digits_cop
 COLLECTIONS = """
 import gc
 from longtail.cli.main import main
-from longtail.core.progress import Display
+from longtail.files.progress import Display
 collections = []
 gc.callbacks.append(lambda phase, details: collections.append(details["generation"]))
 def task(*_, **__):
@@ -56,8 +56,8 @@ Display.task = task
 
 
 @pytest.mark.parametrize("command", ["calibrate", "extract", "evaluate"])
-def test_libraries_are_imported_without_looking_for_garbage_in_them(command: str, digits_copy: Path):
-    """A seventh of the start of a calibration was spent in the garbage collector; it is on again for the work."""
+def test_garbage_collection_is_disabled_during_imports(command: str, digits_copy: Path):
+    """A seventh of the start of a calibration was spent in garbage collection; it is enabled again for the work."""
     shutil.rmtree(digits_copy / "outputs", ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-c", f"{COLLECTIONS}main([{command!r}, {str(digits_copy)!r}])"],

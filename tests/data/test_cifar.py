@@ -1,16 +1,15 @@
 import os
-import pickle
 import shutil
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from longtail.config import DataConfig
 from longtail.data.cifar import read_cifar
-from longtail.data.open import open_splits
-from longtail.data.plain_pickle import load_plain_pickle
+from longtail.data.splits import open_splits
 from longtail.errors import UserError
+from longtail.recipes import RECIPES
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -45,30 +44,6 @@ def test_long_tail_has_the_published_counts(cifar_root):
     assert shuffled.train.class_counts.tolist() != splits.train.class_counts.tolist()
 
 
-class Attack:
-    def __reduce__(self):
-        return os.mkdir, ("attacked",)
-
-
-@pytest.mark.parametrize("attack", [Attack(), [np.float64, Attack()], {b"data": Attack()}])
-def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, attack):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps(attack, protocol=2))
-    with pytest.raises(UserError, match="asks for"):
-        load_plain_pickle(path)
-    assert not (tmp_path / "attacked").exists()
-
-
-def test_arrays_and_plain_values_are_read(tmp_path):
-    value = {"a": np.arange(6, dtype=np.uint8).reshape(2, 3), "b": [1, 2.5, None, "text"], "c": (True,)}
-    path = tmp_path / "plain"
-    path.write_bytes(pickle.dumps(value, protocol=2))
-    loaded = load_plain_pickle(path)
-    np.testing.assert_array_equal(loaded["a"], value["a"])
-    assert loaded["b"] == value["b"]
-
-
 @pytest.fixture
 def one_layout(cifar_root, tmp_path):
     """A copy that may be damaged; the files are links until then."""
@@ -81,35 +56,35 @@ def one_layout(cifar_root, tmp_path):
     return copy
 
 
-def replace(path, content: bytes) -> None:
+def rewrite(path, content: bytes) -> None:
     path.unlink()
     path.write_bytes(content)
 
 
 def test_truncated_binary_file_is_named(one_layout):
     path = one_layout("binary") / "data_batch_3.bin"
-    replace(path, path.read_bytes()[:-100])
+    rewrite(path, path.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"data_batch_3.bin is cut short"):
         read_cifar("cifar10", path.parent)
 
 
 def test_file_cut_at_a_row_is_noticed(one_layout):
     path = one_layout("binary") / "data_batch_3.bin"
-    replace(path, path.read_bytes()[: 3073 * 9000])
+    rewrite(path, path.read_bytes()[: 3073 * 9000])
     with pytest.raises(UserError, match="49000 images where 50000"):
         read_cifar("cifar10", path.parent)
 
 
 def test_truncated_python_file_is_named(one_layout):
     path = one_layout("python") / "test_batch"
-    replace(path, path.read_bytes()[:100_000])
+    rewrite(path, path.read_bytes()[:100_000])
     with pytest.raises(UserError, match="test_batch is not a CIFAR file, or is cut short"):
         read_cifar("cifar10", path.parent)
 
 
 def test_label_out_of_range_is_named(one_layout):
     path = one_layout("binary") / "data_batch_1.bin"
-    replace(path, b"\x17" + path.read_bytes()[1:])
+    rewrite(path, b"\x17" + path.read_bytes()[1:])
     with pytest.raises(UserError, match=r"label 23, outside 0\.\.9"):
         read_cifar("cifar10", path.parent)
 
@@ -121,3 +96,13 @@ def test_missing_file_and_wrong_folder_are_named(one_layout, tmp_path):
         read_cifar("cifar10", folder)
     with pytest.raises(UserError, match="cifar100 not found in .*--download"):
         read_cifar("cifar100", tmp_path)
+
+
+def test_recipes_take_the_standard_subset_whatever_the_seed(cifar_root):
+    def drawn(subset: str, seed: int) -> str:
+        recipe = replace(RECIPES["cifar10-lt-100"], root=str(cifar_root / "binary"), validation=0.0, seed=seed)
+        return open_splits(replace(recipe, subset=subset)).train.digest
+
+    assert RECIPES["cifar100-lt-200"].subset == "standard"
+    assert drawn("standard", 0) == drawn("standard", 1)
+    assert len({drawn("standard", 0), drawn("seeded", 0), drawn("seeded", 1)}) == 3

@@ -207,7 +207,7 @@ def test_what_can_only_be_iterated_is_iterated():
 
 
 def test_our_own_sets_know_their_counts():
-    data = longtail.open_splits("digits-lt")
+    data = longtail.data.open_splits("digits-lt")
     assert counts(data) == data.train.class_counts.tolist()
     assert counts(data.test) == data.test.class_counts.tolist()
     alone = data.train.subset(np.flatnonzero(data.train.labels.numpy() == 3))

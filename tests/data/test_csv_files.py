@@ -7,9 +7,9 @@ from PIL import Image
 
 from longtail.config import DataConfig
 from longtail.data.augment import clean_transform
-from longtail.data.csv_files import paths_of_table, read_csv
+from longtail.data.csv_files import paths_of_csv, read_csv
 from longtail.data.loading import in_order, load
-from longtail.data.open import open_splits
+from longtail.data.splits import open_splits
 from longtail.errors import UserError
 
 CLEAN = clean_transform(["resized-crop"], (0.5,) * 3, (0.25,) * 3, image_size=12)
@@ -129,7 +129,7 @@ def test_missing_images_are_named(photos):
     assert torch.equal(batch.labels, torch.tensor([0]))
 
 
-@pytest.mark.parametrize("read", [paths_of_table, lambda path: read_csv(path, path.parent)], ids=["paths", "labelled"])
+@pytest.mark.parametrize("read", [paths_of_csv, lambda path: read_csv(path, path.parent)], ids=["paths", "labelled"])
 def test_rows_of_unequal_length_are_read_or_refused(read, tmp_path):
     rows = [",".join(row) for length in (1, 2, 3) for row in product(("a.png", "b", "path"), repeat=length)]
     refused = 0
@@ -143,4 +143,4 @@ def test_rows_of_unequal_length_are_read_or_refused(read, tmp_path):
 
 
 def test_a_header_may_be_shorter_than_the_rows_below(tmp_path):
-    assert paths_of_table(written(tmp_path, "photos\n1,a.png\n2,c.png\n")) == ["a.png", "c.png"]
+    assert paths_of_csv(written(tmp_path, "photos\n1,a.png\n2,c.png\n")) == ["a.png", "c.png"]

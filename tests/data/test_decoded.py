@@ -13,16 +13,16 @@ from PIL import Image
 
 import longtail
 from longtail.config import DataConfig, TrainConfig
-from longtail.core.tensors import read_tensors
-from longtail.data import decoded
+from longtail.data import cache as decoded
 from longtail.data.augment import clean_transform, training_transform
-from longtail.data.decoded import StoredImages, decoded_once
+from longtail.data.cache import StoredImages, decoded_once, resident
 from longtail.data.images import DecodedImages, FileImages
 from longtail.data.list_files import read_folder
-from longtail.data.loading import load, resident
-from longtail.data.open import open_splits
+from longtail.data.loading import load
 from longtail.data.samplers import Sampler
+from longtail.data.splits import open_splits
 from longtail.errors import UserError
+from longtail.files.tensors import read_tensors
 
 CPU = torch.device("cpu")
 
@@ -184,7 +184,7 @@ def test_the_least_recently_used_files_go_first(photos, monkeypatch):
     images = read_folder(photos)
     kept = [decoded_once(images, clean_transform((), (0.5,), (0.5,), image_size=side).decode, most_bytes=1e9).file
             for side in (16, 17)]  # fmt: skip
-    monkeypatch.setattr(decoded, "KEPT_BYTES", 3 * kept[0].stat().st_size)
+    monkeypatch.setattr(decoded, "MAX_CACHE_BYTES", 3 * kept[0].stat().st_size)
     os.utime(kept[0], (1, 1))
     newest = decoded_once(images, clean_transform((), (0.5,), (0.5,), image_size=18).decode, most_bytes=1e9).file
     assert files(photos) == sorted([kept[1], newest])
@@ -194,7 +194,7 @@ TWO = """
 import sys
 from longtail.data.augment import clean_transform
 from longtail.data.list_files import read_folder
-from longtail.data.decoded import decoded_once
+from longtail.data.cache import decoded_once
 from pathlib import Path
 images = read_folder(Path(sys.argv[1]))
 stored = decoded_once(images, clean_transform((), (0.5,), (0.5,), image_size=16).decode, most_bytes=1e9)

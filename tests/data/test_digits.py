@@ -1,23 +1,29 @@
+from pathlib import Path
+
 import torch
 from sklearn.datasets import load_digits
 
 from longtail.config import DataConfig
-from longtail.data.digits import read_digits
-from longtail.data.open import open_splits
-from longtail.data.sources import SOURCES
+from longtail.data.sources import SOURCES, read_digits
+from longtail.data.splits import open_splits
+
+
+def read():
+    splits = read_digits(DataConfig(data="digits"), Path())
+    return splits.train, splits.test
 
 
 def test_digits_are_those_of_scikit_learn():
     table = load_digits()
     theirs = zip((table.images * 255 / 16).round().tolist(), table.target.tolist(), strict=True)
-    own = [
-        pair for part in read_digits() for pair in zip(part.pixels[:, 0].tolist(), part.labels.tolist(), strict=True)
-    ]
-    assert sorted(own) == sorted(theirs)
+    ours = []
+    for images in read():
+        ours += zip(images.pixels[:, 0].tolist(), images.labels.tolist(), strict=True)
+    assert sorted(ours) == sorted(theirs)
 
 
 def test_digits_are_real_split_and_never_shared():
-    train, test = read_digits()
+    train, test = read()
     assert len(train) + len(test) == 1797
     assert test.class_counts.tolist() == [60] * 10
     assert train.pixels.shape[1:] == (1, 8, 8)

@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from longtail.core.progress import Display
 from longtail.data import download
 from longtail.data.download import Archive, download_cifar, fetch
 from longtail.errors import UserError
+from longtail.files.progress import Display
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -4,8 +4,8 @@ import pytest
 from PIL import Image
 
 from longtail.cli.main import main
-from longtail.data.file_names import beside, one_each, split_of
-from longtail.data.open import open_splits
+from longtail.data.splits import open_splits
+from longtail.data.tables import held_out_beside, one_each, split_of
 from longtail.errors import UserError
 
 
@@ -62,7 +62,7 @@ def test_splits_are_recognised_by_their_usual_names(tmp_path, train, validation,
     assert sizes(splits) == {"train": 6, "validation": 2, "test": 4}
     assert splits.train.class_names == ("ant", "bee")
     places = f"6 train ({train}/), 2 validation ({validation}/), 4 test ({test}/)"
-    assert splits.found() == f"{tmp_path.name}: 2 classes; images: {places}"
+    assert splits.summary() == f"{tmp_path.name}: 2 classes; images: {places}"
 
 
 def test_a_class_may_be_called_like_a_split(tmp_path):
@@ -77,7 +77,7 @@ def test_what_is_not_used_is_said(tmp_path):
     classes(tmp_path / "extra")
     picture(tmp_path / "test" / "unlabelled.png")
     (tmp_path / ".cache" / "x").mkdir(parents=True)
-    assert open_splits(str(tmp_path)).found().endswith("not used: extra/, test/ (no folder per class)")
+    assert open_splits(str(tmp_path)).summary().endswith("not used: extra/, test/ (no folder per class)")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_tables_by_path_by_folder_and_by_a_column(tmp_path):
         splits = open_splits(str(path))
         assert sizes(splits) == {"train": 2, "validation": 1}
         found = "1 validation (valid.csv; no image of 1 class); not used: test.csv (it has no labels)"
-        assert splits.found().endswith(found)
+        assert splits.summary().endswith(found)
     (tmp_path / "all.csv").write_text(
         "split,path,label\ntrain,a.png,ant\nVAL,b.png,bee\ntest,c.png,bee\ntrain,d.png,bee\n"
     )
@@ -144,8 +144,8 @@ def test_names_and_siblings(tmp_path):
     assert [split_of(name) for name in ("TRAIN", " val ", "tests", "class")] == ["train", "validation", None, None]
     for name in ("restrained.txt", "restval.txt", "x-train-2.txt", "x-dev-2.txt", "x-dev-2.csv"):
         (tmp_path / name).touch()
-    assert beside(tmp_path / "restrained.txt") == {}  # the word stands inside another
-    assert beside(tmp_path / "x-train-2.txt") == {"validation": tmp_path / "x-dev-2.txt"}
+    assert held_out_beside(tmp_path / "restrained.txt") == {}  # the word stands inside another
+    assert held_out_beside(tmp_path / "x-train-2.txt") == {"validation": tmp_path / "x-dev-2.txt"}
     with pytest.raises(UserError, match="has two test splits, a and b"):
         one_each([("test", tmp_path / "a"), ("test", tmp_path / "b")], tmp_path)
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.data.imbalance import Few, few_per_class, long_tail_counts, long_tail_indices, validation_indices
+from longtail.data import imbalance
+from longtail.data.imbalance import (
+    ClassSubsample,
+    long_tail_counts,
+    long_tail_indices,
+    subsample_per_class,
+    validation_indices,
+)
 from longtail.errors import UserError
 
 
@@ -60,6 +67,18 @@ def test_kept_images_depend_on_the_seed_alone_and_are_nested():
     assert set(kept) != set(long_tail_indices(labels, few, seed=4))
 
 
+def test_the_standard_subset_is_that_of_the_code_of_ldam_drw():
+    labels = np.random.default_rng(0).integers(0, 5, 2000)
+    counts = [200, 100, 40, 20, 10]
+    np.random.seed(0)
+    expected = []
+    for label, count in enumerate(counts):
+        indices = np.where(labels == label)[0]
+        np.random.shuffle(indices)
+        expected += indices[:count].tolist()
+    assert long_tail_indices(labels, np.array(counts), None).tolist() == sorted(expected)
+
+
 @pytest.mark.parametrize(("counts", "message"), [([5, 0], "class 1 is left without"), ([9, 1], "class 0 has 6 images")])
 def test_impossible_counts_are_named(counts, message):
     with pytest.raises(UserError, match=message):
@@ -79,22 +98,22 @@ def test_validation_split_is_a_partition_and_leaves_every_class_an_image(counts,
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 8), st.integers(0, 3))
-def test_a_few_per_class_are_as_many_as_there_are_and_no_more(labels, most, seed):
+def test_a_subsample_per_class_are_as_many_as_there_are_and_no_more(labels, most, seed):
     labels = np.array(labels)
-    rows = few_per_class(labels, most, seed)
+    rows = subsample_per_class(labels, most, seed)
     taken, there = np.bincount(labels[rows], minlength=5), np.bincount(labels, minlength=5)
     assert taken.tolist() == np.minimum(there, most).tolist()
     assert rows.tolist() == sorted(set(rows.tolist()))
-    assert set(rows) <= set(few_per_class(labels, most + 1, seed))
+    assert set(rows) <= set(subsample_per_class(labels, most + 1, seed))
 
 
-def test_the_seed_decides_which_few_and_every_image_can_be_chosen():
+def test_the_seed_decides_the_subsample_and_every_image_can_be_chosen():
     labels = np.repeat([0, 1], [30, 3])
-    draws = [few_per_class(labels, 5, seed) for seed in range(60)]
-    np.testing.assert_array_equal(draws[0], few_per_class(labels, 5, 0))
+    draws = [subsample_per_class(labels, 5, seed) for seed in range(60)]
+    np.testing.assert_array_equal(draws[0], subsample_per_class(labels, 5, 0))
     assert {row for rows in draws for row in rows.tolist()} == set(range(33))
     with pytest.raises(UserError, match="images_per_class must be a whole number of at least 1, not 0"):
-        Few(0)
+        ClassSubsample(0)
 
 
 @pytest.mark.parametrize("sizes", [[50, 30, 20, 9, 4], [7, 7], [3, 90, 40, 2]])
@@ -106,3 +125,41 @@ def test_images_held_out_of_the_head_cost_the_tail_nothing(sizes):
     assert sorted(np.flatnonzero(held)) == sorted(larger)
     np.testing.assert_array_equal(held[larger], [max(round(0.1 * sizes[label]), 1) for label in larger])
     assert sorted([*train, *validation]) == list(range(len(labels)))
+
+
+@pytest.mark.parametrize("factor", [1, 2, 5, 10, 25, 50])
+@pytest.mark.parametrize("order", ["forward", "backward"])
+def test_a_test_profile_is_exponential_along_the_training_order(factor, order):
+    """The rule of LADE, class by class."""
+    rng = np.random.default_rng(1)
+    labels, class_order = rng.permutation(np.repeat(np.arange(10), 100)), rng.permutation(10)
+    rows = imbalance.profile_indices(labels, factor, order, class_order=class_order)
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    counts = np.bincount(labels[rows], minlength=10)
+    for position, label in enumerate(class_order):
+        rank = position if order == "forward" else 9 - position
+        assert counts[label] == int(100 * (1 / factor) ** (rank / 9))
+    assert rows.tolist() == imbalance.profile_indices(labels, factor, order, class_order=class_order).tolist()
+    if factor > 1:
+        smaller = imbalance.profile_indices(labels, factor / 2, order, class_order=class_order)
+        assert set(rows) <= set(smaller)
+        other = imbalance.profile_indices(labels, factor, order, class_order=class_order, seed=1)
+        assert set(rows) != set(other)
+    else:
+        assert len(rows) == 1000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"factor": 2, "order": "sideways"}, "sideways"),
+        ({"factor": 0.5}, "must be at least 1"),
+        ({"factor": 50}, "class 2 is left without images"),
+        ({"factor": 2, "class_order": np.array([0, 1])}, r"each of the classes 0\.\.2 once"),
+        ({"factor": 2, "class_order": np.array([0, 1, 1])}, r"each of the classes 0\.\.2 once"),
+        ({"factor": 2, "class_order": np.arange(4)}, "a class has no test image"),
+    ],
+)
+def test_mistakes_in_a_test_profile_are_named(settings, message):
+    with pytest.raises(UserError, match=message):
+        imbalance.profile_indices(np.repeat([0, 1, 2], 10), **settings)

@@ -7,8 +7,8 @@ from longtail.config import DataConfig
 from longtail.data.augment import clean_transform, training_transform
 from longtail.data.list_files import read_folder, read_list
 from longtail.data.loading import in_order, load
-from longtail.data.open import open_splits
 from longtail.data.samplers import Sampler
+from longtail.data.splits import open_splits
 from longtail.errors import UserError
 
 

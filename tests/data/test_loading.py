@@ -28,7 +28,7 @@ def test_batches_do_not_depend_on_how_many_are_augmented_together(images, transf
     sampler = Sampler(images.labels.numpy(), seed=1)
     plan = [sampler.batch(number, 7, rank=1, world_size=2) for number in range(9)]
     plan.insert(4, Draw(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)))
-    monkeypatch.setattr(loading, "TOGETHER", together)
+    monkeypatch.setattr(loading, "PIXELS_AT_ONCE", together)
     batches = list(load(images, transform, plan))
     assert len(batches) == len(plan)
     for draw, batch in zip(plan, batches, strict=True):

@@ -15,8 +15,8 @@ from longtail.cli.main import main
 from longtail.config import DataConfig
 from longtail.data.augment import clean_transform
 from longtail.data.loading import in_order, load
-from longtail.data.open import open_splits
-from longtail.data.parquet_files import read_parquet
+from longtail.data.parquet import read_parquet
+from longtail.data.splits import open_splits
 from longtail.errors import UserError
 
 CLEAN = clean_transform(["resized-crop"], (0.5,) * 3, (0.25,) * 3, image_size=12)
@@ -120,7 +120,7 @@ def test_a_changed_file_is_copied_again(birds):
     path = birds / "test-00000-of-00001.parquet"
     before, _ = pixels_of(read_parquet([path]))
     write(path, [{"bytes": encoded(51), "path": "longer-name.png"}], [2])
-    from longtail.data import parquet_images as parquetfiles
+    from longtail.data import parquet as parquetfiles
 
     parquetfiles._copied.cache_clear()
     after, _ = pixels_of(read_parquet([path]))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from longtail.data import autoaugment, pixel_ops
+from longtail.data import autoaugment
 from longtail.data.autoaugment import FILL, OPERATIONS
 
 RNG = np.random.default_rng(0)
@@ -46,7 +46,7 @@ ENHANCERS = {
 @pytest.mark.parametrize("amount", [0.1, 0.4, 1.0, 1.3, 1.9])
 def test_enhancements(name, amount):
     images = pictures()
-    ours = getattr(pixel_ops, name)(torch.from_numpy(images), torch.full((len(images),), amount))
+    ours = getattr(autoaugment, name)(torch.from_numpy(images), torch.full((len(images),), amount))
     compare(ours, images, lambda picture, _: ENHANCERS[name](picture).enhance(amount))
 
 
@@ -63,7 +63,7 @@ def test_enhancements(name, amount):
 )
 def test_tables(name, number, reference):
     images = pictures()
-    ours = getattr(pixel_ops, name)(torch.from_numpy(images), torch.full((len(images),), float(number)))
+    ours = getattr(autoaugment, name)(torch.from_numpy(images), torch.full((len(images),), float(number)))
     compare(ours, images, lambda picture, _: reference(picture))
 
 

@@ -1,22 +1,20 @@
-"""Pickles that want more than plain values: each is one line, and nothing is built or run."""
+"""Hostile pickles in the place of CIFAR's files: each gives one line, and nothing is built or run."""
 
 import os
 import pickle
-import pickletools
+import resource
 import struct
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longtail.core.reading import reading
-from longtail.data.cifar import CIFARS, _read_names
-from longtail.data.pickle_instructions import SMALL_NUMBERS, instructions
-from longtail.data.plain_pickle import Machine, load_plain_pickle
+from longtail.data.cifar import load_plain_pickle, read_cifar
 from longtail.errors import UserError
+
+NAMES = [f"class {label}" for label in range(10)]
 
 
 class Made:
@@ -50,6 +48,7 @@ HOSTILE = {
     "a negative shape": array((-1, -1), b"A"),
     "a shape of truth values": array((True,), b"A"),
     "many dimensions": array((1,) * 65, b"A"),
+    "a row too short": array((1, 3), b"AAA"),
     "a type alone": np.dtype("u1"),
     "an array without a state": Made(RECONSTRUCT, (np.ndarray, (0,), b"b")),
     "a name alone": np.ndarray,
@@ -58,18 +57,30 @@ HOSTILE = {
     "a number of numpy": np.float64(3),
     "a set": {1, 2},
     "an object": Made(object, ()),
-    "keys that are numbers": {1: 2},
+    "nothing": None,
+    "text": "text",
 }
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def write_names(folder, names=NAMES, protocol=2):
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=protocol))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_but_plain_values_comes_out(tmp_path, monkeypatch, name, protocol):
+def test_nothing_but_images_and_names_comes_out(tmp_path, monkeypatch, name, protocol):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "batches.meta"
-    path.write_bytes(pickle.dumps({"label_names": HOSTILE[name]}, protocol=protocol))
-    with pytest.raises(UserError, match="batches.meta is not a CIFAR file"):
-        load_plain_pickle(path)
+    write_names(tmp_path)
+    batch = {"data": HOSTILE[name], "labels": [0]}
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps(batch, protocol=protocol))
+    with pytest.raises(UserError, match="data_batch_1 is not a CIFAR") as caught:
+        read_cifar("cifar10", tmp_path)
+    assert "\n" not in str(caught.value)
+    for names in (HOSTILE[name], [HOSTILE[name]] * 10):
+        write_names(tmp_path, names, protocol)
+        if name != "text":
+            with pytest.raises(UserError, match="batches.meta is not a CIFAR file"):
+                read_cifar("cifar10", tmp_path)
     assert not (tmp_path / "attacked").exists()
 
 
@@ -77,17 +88,15 @@ def program(*parts: bytes) -> bytes:
     return b"\x80\x02" + b"".join(parts)
 
 
-BYTES_OF_TEXT = b"c_codecs\nencode\n"
+LONG_TEXT = program(b"X", struct.pack("<I", 1 << 20), b"a" * (1 << 20), b"q\x01X\x06\x00\x00\x00latin1q\x020]")
 PROGRAMS = {
     "a memo of 2^31 places": program(b"Nr\xff\xff\xff\x7f."),
     "a frame of 2^60 bytes": b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"N.",
     "bytes that are not there": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.",
-    "text used over and over": program(
-        b"X\xe8\x03\x00\x00",
-        b"a" * 1000,
-        b"q\x01X\x06\x00\x00\x00latin1q\x020]",
-        (BYTES_OF_TEXT + b"h\x01h\x02\x86Ra") * 99,
-    ),
+    "a byte array of a terabyte": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"x.",
+    "text encoded over and over": LONG_TEXT + b"c_codecs\nencode\nh\x01h\x02\x86Ra" * 9999 + b".",
+    "a long text as arguments": LONG_TEXT + b"c_codecs\nencode\nh\x01Ra" * 999 + b".",
+    "a key of a million levels": program(b"})", b"\x85" * 1_000_000, b"Ns."),
     "an empty stack": program(b"\x85."),
     "a mark in a tuple": program(b"(\x85."),
     "no end": program(b"N"),
@@ -99,67 +108,64 @@ PROGRAMS = {
     "an extension": program(b"\x82\x01."),
     "a persistent name": program(b"Px\n."),
     "an object by class": program(b"(ios\nsystem\n."),
+    "a state of a name": program(b"}(X\x04\x00\x00\x00datac_codecs\nencode\n}X\x01\x00\x00\x00aNsbu0N."),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_that_no_library_writes(tmp_path, name):
-    path = tmp_path / "batches.meta"
+    path = tmp_path / "data_batch_1"
     path.write_bytes(PROGRAMS[name])
-    harmless = name in ("a memo of 2^31 places", "a frame of 2^60 bytes")
-    if harmless:
-        assert load_plain_pickle(path) is None
-        return
-    with pytest.raises(UserError, match="batches.meta is not a CIFAR file"):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="data_batch_1 is not a CIFAR file"):
         load_plain_pickle(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
-WORDS = st.text(max_size=9) | st.binary(min_size=1, max_size=9)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
-    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(WORDS, inner, max_size=4),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
+ONE_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@given(PLAIN, st.integers(1, 4))
-def test_plain_values_are_read_as_the_standard_library_reads_them(value, protocol):
-    content = pickle.dumps(value, protocol=protocol)
-    assert Machine(content).run() == pickle.loads(content)
+@ONE_FILE
+@given(entries=st.dictionaries(st.text(max_size=9), PLAIN, max_size=4), protocol=st.integers(2, 5))
+def test_plain_values_are_read_as_the_standard_library_reads_them(tmp_path, entries, protocol):
+    (tmp_path / "plain").write_bytes(pickle.dumps(entries, protocol=protocol))
+    assert load_plain_pickle(tmp_path / "plain") == entries
 
 
-@given(PLAIN | st.lists(st.integers(0, 255)), st.integers(0, 4))
-def test_instructions_are_those_that_the_standard_library_lists(value, protocol):
-    content = pickle.dumps(value, protocol=protocol)
-    found = []
-    for name, argument in instructions(content):
-        found += [("BININT1", number) for number in argument] if name == SMALL_NUMBERS else [(name, argument)]
-    assert found == [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(content)]
+@ONE_FILE
+@given(content=st.binary(max_size=300))
+def test_whatever_the_bytes_a_value_or_one_error(tmp_path, content):
+    (tmp_path / "bytes").write_bytes(content)
+    with suppress(UserError):
+        load_plain_pickle(tmp_path / "bytes")
 
 
-@pytest.mark.parametrize("content", [b"K", b"K\x01K", b"U", b"U\x02a", b"T\xff\xff\xff\xff", b"\xff"])
-def test_instructions_that_are_cut_short_or_unknown_are_refused(content):
-    with pytest.raises(ValueError, match="it ends within|unknown instruction|not enough data"):
-        list(instructions(content))
+@pytest.mark.parametrize(("order", "protocol"), [("C", 4), ("F", 2)])
+def test_images_and_names_are_read_in_every_form(tmp_path, order, protocol):
+    """As Python 2 and 3 write them: the names as text or as bytes, the rows in either order."""
+    pixels = np.random.default_rng(0).integers(0, 256, (50_000, 3072), dtype=np.uint8)
+    if order == "F":
+        pixels = np.asfortranarray(pixels)
+    write_names(tmp_path, [name.encode() for name in NAMES] if order == "F" else NAMES, protocol)
+    for number in range(1, 6):
+        batch = {b"data": pixels[number - 1 :: 5], b"labels": [number] * 10_000}
+        (tmp_path / f"data_batch_{number}").write_bytes(pickle.dumps(batch, protocol=protocol))
+    (tmp_path / "test_batch").write_bytes(pickle.dumps({"data": pixels[:10_000], "labels": [9] * 10_000}, protocol))
+    train, test = read_cifar("cifar10", tmp_path)
+    assert train.class_names == tuple(NAMES)
+    assert train.class_counts.tolist() == [0, *[10_000] * 5, 0, 0, 0, 0]
+    np.testing.assert_array_equal(train.pixels[10_000:20_000].flatten(1).numpy(), pixels[1::5])
+    np.testing.assert_array_equal(test.pixels.flatten(1).numpy(), pixels[:10_000])
 
 
-@given(st.binary(max_size=300))
-def test_whatever_the_bytes_a_value_or_one_error(content):
-    with suppress(UserError), reading(Path("file"), "a pickle"):
-        Machine(content).run()
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_of_bytes_are_read(order):
-    pixels = np.arange(12, dtype=np.uint8).reshape(3, 4, order=order)
-    read = Machine(pickle.dumps({"data": pixels}, protocol=2)).run()["data"]
-    np.testing.assert_array_equal(read, pixels)
-    assert any(op.name == "BUILD" for op, _, _ in pickletools.genops(pickle.dumps(pixels, protocol=2)))
-
-
-@pytest.mark.parametrize("names", [None, 3, "text", [1, 2], [["a"]], {"a": "b"}])
-def test_class_names_must_be_words(tmp_path, names):
-    layout = CIFARS["cifar10"].python
-    (tmp_path / layout.names).write_bytes(pickle.dumps({layout.names_key: names}, protocol=2))
-    with pytest.raises(UserError, match="'label_names' should list the class names"):
-        _read_names(CIFARS["cifar10"], tmp_path, layout)
+@pytest.mark.parametrize("names", [None, 3, "text", [1, 2], [["a"]] * 10, {"a": "b"}])
+def test_class_names_must_be_ten_words(tmp_path, names):
+    write_names(tmp_path, names)
+    (tmp_path / "data_batch_1").touch()
+    with pytest.raises(UserError, match=r"'label_names' should list the class names|names 2 classes|holds list where"):
+        read_cifar("cifar10", tmp_path)

@@ -12,8 +12,8 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.config import DataConfig
-from longtail.data.new_images import find_images
-from longtail.data.open import open_splits
+from longtail.data.list_files import find_images
+from longtail.data.splits import open_splits
 from longtail.errors import UserError
 
 KINDS = ("csv", "parquet")
@@ -57,7 +57,7 @@ def test_a_table_of_paths(photos, kind, absolute):
     assert splits.train.class_names == ("owl", "robin", "wren")
     assert splits.train.class_counts.tolist() == [3, 1, 6]
     assert values(splits.train) == [20 * place for place in range(10)]
-    assert splits.found() == f"birds.{kind}: 3 classes; images: 10 train (birds.{kind}, columns 'path' and 'label')"
+    assert splits.summary() == f"birds.{kind}: 3 classes; images: 10 train (birds.{kind}, columns 'path' and 'label')"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,7 +89,9 @@ def test_a_column_of_splits(photos, kind):
     splits = open_splits(str(written(photos / f"train.{kind}", columns)))
     assert [len(splits.split(name)) for name in ("train", "validation", "test")] == [8, 1, 1]
     assert values(splits.test) == [160]
-    assert "columns 'path', 'label' and 'split'), 1 validation (column 'split'; no image of 1 class)" in splits.found()
+    assert (
+        "columns 'path', 'label' and 'split'), 1 validation (column 'split'; no image of 1 class)" in splits.summary()
+    )
     written(photos / f"test.{kind}", {"path": paths(), "label": columns["label"]})
     with pytest.raises(UserError, match=rf"has a column 'split', and test.{kind} holds another split"):
         open_splits(str(photos / f"train.{kind}"))

@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import longtail
-from longtail.distributed.presence import KEY, Meeting, group_of_caller, taking_part
+from longtail.distributed import group_of_caller
 from longtail.errors import UserError
+from longtail.outputs.caller_group import change, taking_part
 
 SIZE = 101  # odd: the parts of two processes are uneven, and a distributed sampler pads
 
@@ -111,8 +112,8 @@ def main(out: Path) -> None:
     auto = longtail.MARC(gamma="auto")
     held_out = shared(unseen(), shuffle=False)
     kept["auto"] = result(*longtail.calibrate(network(), plain, auto, validation=held_out, **device))
-    kept["crt"] = result(*longtail.calibrate(network(), plain, longtail.CRT(ridge=0.01), **device))
-    kept["disalign"] = result(*longtail.calibrate(network(), plain, longtail.DisAlign(max_iter=5), **device))
+    kept["crt"] = result(*longtail.calibrate(network(), plain, longtail.posthoc.CRT(ridge=0.01), **device))
+    kept["disalign"] = result(*longtail.calibrate(network(), plain, longtail.posthoc.DisAlign(max_iter=5), **device))
     kept["whole"] = result(*longtail.calibrate(network(), DataLoader(data, 8, shuffle=True), **device))
     kept["list"] = result(*longtail.calibrate(network(), [samples()], **device))
 
@@ -169,11 +170,11 @@ def linger(rank):
 def here_while_alone():
     """What another process that came later would see of one that works alone."""
     with taking_part(group_of_caller(torch.device("cpu"))) as world:
-        return world.size, sorted(meeting_now().waiting | meeting_now().busy)
+        return world.size, [*meeting_now().waiting, *meeting_now().busy]
 
 
 def meeting_now():
-    return Meeting.read(dist.distributed_c10d._get_default_store().get(KEY))
+    return change(dist.distributed_c10d._get_default_store(), lambda now: now)
 
 
 def prepared(data):

@@ -9,13 +9,13 @@ import torch
 
 import longtail
 from longtail.config import TrainConfig
-from longtail.core.progress import Display
 from longtail.data.samplers import SAMPLERS
-from longtail.distributed.world import join
-from longtail.extraction.run import Extractor
+from longtail.distributed import join
+from longtail.files.progress import Display
 from longtail.methods import build_posthoc
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
+from longtail.runs.outputs import write_outputs
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
 from longtail.training.loop import Trainer
@@ -40,11 +40,11 @@ def main(run_folder: Path, out: Path) -> None:
     run = Run.open(run_folder)
     metrics, _, _ = evaluate_run(run_folder, device="cpu")
     with join("cpu") as world:
-        Extractor(run, world).write("train", out / "two.safetensors", views=2)
-        Extractor(run, world).write("test", out / "test.safetensors", dtype="float16", keep_logits=False)
-        Extractor(run, world).outputs("train", views=1)
+        write_outputs(run.using(world), "train", out / "two.safetensors", views=2)
+        write_outputs(run.using(world), "test", out / "test.safetensors", dtype="float16", keep_logits=False)
+        run.using(world).outputs("train", views=1)
         for name in POSTHOC:
-            calibrate_run(Extractor(run, world), build_posthoc(name, {}), name, out=out / name)
+            calibrate_run(run.using(world), build_posthoc(name, {}), name, out=out / name)
         rank = world.rank
     for sampler in SAMPLERS:
         record(replace(SHORT, sampler=sampler), out / sampler)

@@ -65,8 +65,8 @@ def test_a_padded_sample_would_be_noticed(data):
 
 METHODS = {
     "auto": longtail.MARC(gamma="auto"),
-    "crt": longtail.CRT(ridge=0.01),
-    "disalign": longtail.DisAlign(max_iter=5),
+    "crt": longtail.posthoc.CRT(ridge=0.01),
+    "disalign": longtail.posthoc.DisAlign(max_iter=5),
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtail.core.tensors import read_tensors
+from longtail.files.tensors import read_tensors
 
 from .conftest import free_port, surroundings, torchrun_command
 
@@ -113,7 +113,7 @@ def test_a_launch_of_the_same_name_does_not_take_over_a_run(undisturbed, torchru
 
 IDENTITY = """
 import sys
-from longtail.distributed.store import launch_id
+from longtail.launch import launch_id
 sys.stderr.write(f"launch={launch_id()}=\\n")
 sys.exit(1)
 """

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from longtail import MARC, Outputs
-from longtail.extraction.run import Extractor
 from longtail.outputs import rows as logit_rows
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
@@ -42,15 +41,15 @@ def test_the_logits_of_the_labels_alone():
 
 def test_many_logits_are_left_out_of_the_file(digits_copy, monkeypatch):
     run = Run.open(digits_copy)
-    kept = Extractor(run).outputs("train", views=1)
-    calibrate_run(Extractor(run), MARC(), "marc", out=digits_copy / "kept")
+    kept = run.outputs("train", views=1)
+    calibrate_run(run, MARC(), "marc", out=digits_copy / "kept")
     for path in (digits_copy / "outputs").glob("*.safetensors"):
         path.unlink()
-    monkeypatch.setattr("longtail.extraction.run.MANY_LOGITS", 1000)
-    computed = Extractor(run).outputs("train", views=1)
+    monkeypatch.setattr("longtail.runs.outputs.MOST_LOGITS", 1000)
+    computed = run.outputs("train", views=1)
     assert kept.logits is not None
     assert computed.logits is None
-    calibrate_run(Extractor(run), MARC(), "marc", out=digits_copy / "computed")
-    one, two = (Run.open(digits_copy / name).load_model().state_dict() for name in ("kept", "computed"))
+    calibrate_run(run, MARC(), "marc", out=digits_copy / "computed")
+    one, two = (Run.open(digits_copy / name).model().state_dict() for name in ("kept", "computed"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-5)

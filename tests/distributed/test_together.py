@@ -11,15 +11,14 @@ import torch
 
 import longtail
 from longtail import Outputs
-from longtail.core.progress import Display
 from longtail.data.samplers import SAMPLERS, Draw
-from longtail.distributed.world import SINGLE_PROCESS, World
-from longtail.extraction.run import Extractor
+from longtail.distributed import SINGLE_PROCESS, World
+from longtail.files.progress import Display
 from longtail.methods import build_posthoc
-from longtail.posthoc.class_statistics import class_statistics
-from longtail.posthoc.linear import LinearProblem, plain_penalty
+from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
+from longtail.runs.outputs import write_outputs
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
 from longtail.training.loop import Trainer
@@ -61,8 +60,8 @@ def test_the_last_validation_is_that_of_the_saved_model(work):
 
 def test_extracted_files_are_those_of_one_process(work, alone):
     run = Run.open(alone)
-    Extractor(run).write("train", alone / "two.safetensors", views=2)
-    Extractor(run).write("test", alone / "test.safetensors", dtype="float16", keep_logits=False)
+    write_outputs(run, "train", alone / "two.safetensors", views=2)
+    write_outputs(run, "test", alone / "test.safetensors", dtype="float16", keep_logits=False)
     for name in ("two", "test"):
         assert (work / f"{name}.safetensors").read_bytes() == (alone / f"{name}.safetensors").read_bytes()
     outputs = Outputs.open(work / "two.safetensors")
@@ -74,12 +73,12 @@ def test_extracted_files_are_those_of_one_process(work, alone):
 @pytest.mark.parametrize("name", ["marc", "crt", "tau-norm", "halo", "auto"])
 def test_calibration_is_that_of_one_process(work, alone, name):
     method = build_posthoc(name, {})
-    calibrate_run(Extractor(Run.open(alone)), method, name)
+    calibrate_run(Run.open(alone), method, name)
     one, two = (json.loads((folder / name / "calibration.json").read_text()) for folder in (alone, work))
     for key in ("scale_", "shift_", "omega_", "beta_"):
         if key in one:
             np.testing.assert_allclose(two[key], one[key], atol=1e-6, rtol=0)
-    models = [Run.open(folder / name).load_model().state_dict() for folder in (alone, work)]
+    models = [Run.open(folder / name).model().state_dict() for folder in (alone, work)]
     for key, value in models[0].items():
         torch.testing.assert_close(models[1][key], value, atol=1e-6, rtol=0)
 
@@ -127,7 +126,7 @@ def test_processes_share_every_sampler(work, tmp_path, sampler):
 
 
 def same_parameters(both: list[dict], folder: Path) -> None:
-    saved = Run.open(folder).load_model()
+    saved = Run.open(folder).model()
     for name, value in saved.named_parameters():
         for one in both:
             assert torch.equal(one["state"][name], value), name

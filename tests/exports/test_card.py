@@ -2,13 +2,13 @@ import json
 import re
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 import longtail
-from longtail.data.open import statistics
+from longtail.data.splits import statistics
 from longtail.exports.card import model_card
-from longtail.extraction.run import Extractor
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
@@ -16,7 +16,7 @@ from longtail.tasks.evaluate import evaluate_run
 
 
 def test_the_folder_is_a_run_that_scores_the_same(digits_copy, tmp_path):
-    folder, scores = calibrate_run(Extractor(Run.open(digits_copy)), longtail.MARC(), "marc")
+    folder, scores = calibrate_run(Run.open(digits_copy), longtail.MARC(), "marc")
     longtail.export(folder, tmp_path / "shared", "safetensors")
     metrics, run, _ = evaluate_run(tmp_path / "shared", device="cpu")
     assert metrics.confusion == next(score for score in scores if score.split == "test").after.confusion
@@ -28,6 +28,13 @@ def test_the_folder_is_a_run_that_scores_the_same(digits_copy, tmp_path):
             cells = [known.show(getattr(metrics, key)) for key, known in SCORES.items()]
             assert f"| {score.split} | {name} | {' | '.join(cells)} |" in card
     assert "Stage two: MARC (Wang et al." in card
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    fields = yaml.safe_load(card.split("---")[1])
+    (model,) = fields["model-index"]
+    assert [result["dataset"]["split"] for result in model["results"]] == [score.split for score in scores]
+    for result, score in zip(model["results"], scores, strict=True):
+        values = {metric["name"]: metric["value"] for metric in result["metrics"]}
+        assert values["Balanced accuracy"] == pytest.approx(score.after.balanced, abs=1e-6)
     for label, count in enumerate(run.group_counts):
         assert f"| {label} | {label} | {count} |" in card
 
@@ -36,7 +43,7 @@ def test_the_code_of_the_card_runs(digits_run, tmp_path, monkeypatch):
     longtail.export(digits_run, tmp_path / "shared", "safetensors")
     monkeypatch.chdir(tmp_path / "shared")
     (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "shared" / "README.md").read_text(), re.DOTALL)
-    pixels = longtail.open_splits("digits-lt").test.pixels[:3]
+    pixels = longtail.data.open_splits("digits-lt").test.pixels[:3]
     names = {"images": list(pixels[:, 0].numpy())}
     exec(code, names)
     # The last sentence of the section, done by hand.

@@ -13,7 +13,6 @@ import longtail
 from longtail.cli.main import main
 from longtail.errors import UserError
 from longtail.exports.network import Deployment
-from longtail.extraction.run import Extractor
 from longtail.methods import TRAIN_METHODS, build_posthoc
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
@@ -31,7 +30,7 @@ def calibrated(digits_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("calibrated")
     run = Run.open(shutil.copytree(digits_run, out / "run"))
     for name, options in (("marc", {}), ("disalign", {"max_iter": "50"}), ("platt", {})):
-        calibrate_run(Extractor(run), build_posthoc(name, options), name, out=out / name)
+        calibrate_run(run, build_posthoc(name, options), name, out=out / name)
     return out
 
 
@@ -62,9 +61,9 @@ def test_the_exported_network_normalises_as_evaluation_does(digits_run):
     run = Run.open(digits_run)
     splits = run.splits()
     pixels = splits.test.pixels[:50]
-    _, clean = run.transforms(splits)
+    _, clean = run.transforms()
     with torch.no_grad():
-        expected = run.load_model()(clean.normalise(pixels))
+        expected = run.model()(clean.normalise(pixels))
     np.testing.assert_allclose(logits_of(digits_run, pixels / 255), expected, atol=1e-4)
 
 
@@ -73,7 +72,7 @@ def test_the_exported_network_normalises_as_evaluation_does(digits_run):
 def test_onnx_of_other_networks_and_of_their_calibration(method, tmp_path):
     run = trained(tmp_path / "run", method)
     assert longtail.export(run, tmp_path / "model.onnx").largest_difference < 1e-4
-    folder, _ = calibrate_run(Extractor(Run.open(run)), longtail.MARC(), "marc", out=tmp_path / "marc")
+    folder, _ = calibrate_run(Run.open(run), longtail.MARC(), "marc", out=tmp_path / "marc")
     written = longtail.export(folder, tmp_path / "model.pt2", "torch-export")
     assert written.largest_difference < 1e-4
 

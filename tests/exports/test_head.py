@@ -6,7 +6,6 @@ import pytest
 
 import longtail
 from longtail.errors import UserError
-from longtail.extraction.run import Extractor
 from longtail.methods import build_posthoc
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_files import calibrate_files
@@ -19,13 +18,13 @@ def fitted(digits_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("heads")
     run = Run.open(shutil.copytree(digits_run, out / "run"))
     for name, options in (("marc", {}), ("disalign", {"max_iter": "50"}), ("crt", {}), ("platt", {})):
-        calibrate_run(Extractor(run), build_posthoc(name, options), name, out=out / name)
-    return out, Extractor(run).outputs("test")
+        calibrate_run(run, build_posthoc(name, options), name, out=out / name)
+    return out, run.outputs("test")
 
 
 def features_and_logits(folder, outputs):
     """Features of the run before, and the logits of the repaired one on the same images."""
-    after = Extractor(Run.open(folder)).outputs("test")
+    after = Run.open(folder).outputs("test")
     return np.asarray(outputs.features), np.asarray(after.logits)
 
 
@@ -71,8 +70,8 @@ def test_the_formula_of_disalign(fitted, tmp_path):
     result = by_formula(numbers["formula"], {**numbers, "features": features})
     run = Run.open(folder / "disalign")
     splits = run.splits()
-    _, clean = run.transforms(splits)
-    expected = run.load_model()(clean.normalise(splits.test.pixels)).detach()
+    _, clean = run.transforms()
+    expected = run.model()(clean.normalise(splits.test.pixels)).detach()
     np.testing.assert_allclose(result["logits"], expected, atol=1e-3)
 
 
@@ -101,7 +100,7 @@ def test_a_repair_of_saved_logits_has_scale_and_shift_only(fitted, tmp_path):
     longtail.export(tmp_path / "marc", tmp_path / "head.json", "json")
     numbers = json.loads((tmp_path / "head.json").read_text())
     assert set(numbers) == {"formula", "class_names", "method", "scale", "shift"}
-    calibrate_files(outputs, longtail.CRT(), tmp_path / "crt", [])
+    calibrate_files(outputs, longtail.posthoc.CRT(), tmp_path / "crt", [])
     with pytest.raises(UserError, match="crt in .* is not a scale and a shift per class"):
         longtail.export(tmp_path / "crt", tmp_path / "crt.json", "json")
     with pytest.raises(UserError, match="is not a run folder"):

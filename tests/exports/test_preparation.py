@@ -11,8 +11,7 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.data.decode import Resize, ResizeCenterCrop
-from longtail.exports.network import Deployment
-from longtail.exports.preparation import Preparation
+from longtail.exports.network import Deployment, Preparation
 
 SIZES = ((1, 1), (3, 200), (200, 3), (32, 32), (64, 64), (96, 192), (70, 50), (33, 31), (517, 389))  # height, width
 NO_NUMBERS = np.zeros(0)

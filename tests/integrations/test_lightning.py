@@ -65,7 +65,7 @@ def test_validations_score_by_shots_and_the_end_is_calibrated(tmp_path):
     trainer, module = fit(callback, tmp_path, held_out)
     assert len(callback.history_) == 2  # not the sanity check
     outputs = longtail.extract(module, held_out, class_counts=[25, 13, 7], split="validation", device="cpu")
-    scores = longtail.evaluate_logits(outputs.logits, outputs.labels, [25, 13, 7])
+    scores = longtail.evaluate(outputs.logits, outputs.labels, [25, 13, 7])
     assert callback.history_[-1]["balanced"] == scores.balanced == callback.before_.balanced
     assert float(trainer.callback_metrics["longtail/few"]) == pytest.approx(scores.few)
     _, expected = longtail.calibrate(module, loader(slice(0, None, 2)), device="cpu")
@@ -79,8 +79,8 @@ def test_validations_score_by_shots_and_the_end_is_calibrated(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_without_validation_images(tmp_path):
-    callback = integration.CalibrateCallback(longtail.LogitAdjustment())
+    callback = integration.CalibrateCallback(longtail.posthoc.LogitAdjustment())
     fit(callback, tmp_path)
     assert callback.history_ == []
     assert callback.before_ is None
-    assert isinstance(callback.method_, longtail.LogitAdjustment)
+    assert isinstance(callback.method_, longtail.posthoc.LogitAdjustment)

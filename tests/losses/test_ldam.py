@@ -3,9 +3,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from longtail.heads.kinds import CosineHead
 from longtail.losses import LDAM
 from longtail.losses.class_balanced import effective_number_weights
-from longtail.networks.cosine import CosineHead
 
 
 def settings(case):

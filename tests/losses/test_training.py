@@ -8,15 +8,13 @@ import torch
 
 import longtail
 from longtail.cli.main import main
-from longtail.core.tensors import read_tensors
-from longtail.extraction.run import Extractor
+from longtail.files.tensors import read_tensors
+from longtail.heads.layers import head_of
 from longtail.methods import TRAIN_METHODS
-from longtail.networks.head import head_of
 from longtail.posthoc.marc import MARC
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrate_run
-from longtail.training.loop import Interrupted
-from longtail.training.stop import StopRequest
+from longtail.training.loop import Interrupted, StopRequest
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=3, lr=0.2, warmup=0, device="cpu")
 
@@ -46,7 +44,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_short_training_learns_something(tmp_path, method, options):
     metrics = longtail.train(replace(SHORT, method=method, options=options, epochs=10), tmp_path / "run")
     assert metrics.top1 > 0.5
-    model = Run.open(tmp_path / "run").load_model()
+    model = Run.open(tmp_path / "run").model()
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
@@ -83,8 +81,8 @@ def test_half_precision_training_of_a_cosine_head(tmp_path):
 
 def test_a_run_with_a_cosine_head_can_be_calibrated(tmp_path):
     longtail.train(replace(SHORT, method="ldam"), tmp_path / "run")
-    folder, scores = calibrate_run(Extractor(Run.open(tmp_path / "run")), MARC(), "marc")
-    repaired = Run.open(folder).load_model()
+    folder, scores = calibrate_run(Run.open(tmp_path / "run"), MARC(), "marc")
+    repaired = Run.open(folder).model()
     assert type(head_of(repaired)) is torch.nn.Linear
     assert {score.split for score in scores} == {"validation", "test"}
 
@@ -94,7 +92,7 @@ def test_options_on_the_command_line(tmp_path, capsys):
     assert main([*words, "--method", "ldam", "--options", "max_margin", "0.3", "scale", "20"]) == 0
     run = Run.open(tmp_path / "run")
     assert run.config.options == {"max_margin": "0.3", "scale": "20"}
-    assert run.load_model().head.linear.weight.norm(dim=1).tolist() == pytest.approx([20.0] * 10, rel=1e-5)
+    assert run.model().head.linear.weight.norm(dim=1).tolist() == pytest.approx([20.0] * 10, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion
 import longtail
 from longtail.errors import UserError
 from longtail.metrics.confidence import Predictions, binned, expected_calibration_error, reliability, softmax
-from longtail.metrics.scores import evaluate_logits, evaluate_predictions, shot_accuracy
+from longtail.metrics.scores import evaluate, evaluate_predictions, shot_accuracy
 from longtail.metrics.table import SCORES
 
 
@@ -69,7 +69,7 @@ def test_a_calibrated_model_has_no_calibration_error():
 def test_nll_and_brier_agree_with_scikit_learn(seed, classes, scale):
     rng = np.random.default_rng(seed)
     logits, labels = scale * rng.normal(size=(50, classes)), rng.integers(0, classes, 50)
-    metrics = evaluate_logits(logits, labels, np.full(classes, 50))
+    metrics = evaluate(logits, labels, np.full(classes, 50))
     # scikit-learn's clips probabilities; logarithms of a softmax need no clipping.
     exact = -log_softmax(logits, axis=1)[np.arange(50), labels].mean()
     assert metrics.nll == pytest.approx(exact)
@@ -86,10 +86,10 @@ def test_an_absent_class_that_is_predicted_does_not_lower_macro_f1():
 
 
 def test_every_score_of_the_table_is_a_field_of_metrics():
-    metrics = evaluate_logits(np.eye(3), np.arange(3), np.array([500, 50, 5]))
+    metrics = evaluate(np.eye(3), np.arange(3), np.array([500, 50, 5]))
     assert all(isinstance(getattr(metrics, name), float) for name in SCORES)
     assert {name for name, score in SCORES.items() if score.lower_is_better} == {"nll", "brier", "ece"}
-    perfect = {name: getattr(evaluate_logits(50 * np.eye(3), np.arange(3), [500, 50, 5]), name) for name in SCORES}
+    perfect = {name: getattr(evaluate(50 * np.eye(3), np.arange(3), [500, 50, 5]), name) for name in SCORES}
     for name, score in SCORES.items():
         assert perfect[name] == pytest.approx(0 if score.lower_is_better else 1), name
 
@@ -131,7 +131,7 @@ def test_empty_groups_and_absent_classes_are_none():
 )
 def test_bad_input_is_named(logits, labels, counts, message):
     with pytest.raises(UserError, match=message):
-        evaluate_logits(logits, labels, counts)
+        evaluate(logits, labels, counts)
 
 
 def test_one_prediction_per_label():
@@ -143,8 +143,8 @@ def test_one_prediction_per_label():
 def test_tensors_lists_and_arrays_score_alike(dtype):
     logits = torch.randn(30, 3, dtype=dtype, requires_grad=True)
     labels = torch.arange(30) % 3
-    expected = evaluate_logits(logits.detach().double().numpy(), labels.numpy(), np.array([9, 5, 2]))
-    assert evaluate_logits(logits, labels, [9, 5, 2]).confusion == expected.confusion
+    expected = evaluate(logits.detach().double().numpy(), labels.numpy(), np.array([9, 5, 2]))
+    assert evaluate(logits, labels, [9, 5, 2]).confusion == expected.confusion
     predicted = logits.argmax(1)
     assert evaluate_predictions(predicted.float(), labels.tolist(), torch.tensor([9, 5, 2])).top1 == expected.top1
 
@@ -152,7 +152,7 @@ def test_tensors_lists_and_arrays_score_alike(dtype):
 def test_many_classes_are_written_as_the_cells_that_are_not_empty():
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(3000, 1200)), rng.integers(0, 1200, 3000)
-    metrics = evaluate_logits(logits, labels, np.full(1200, 5))
+    metrics = evaluate(logits, labels, np.full(1200, 5))
     written = metrics.to_dict()
     assert "confusion" not in written
     cells = {(truth, taken_for): samples for truth, taken_for, samples in written["confusion_cells"]}
@@ -174,7 +174,7 @@ def test_scores_are_printed_as_the_table_says():
 
 def test_an_extreme_logit_does_not_overflow():
     """The largest logit is subtracted before the exponential: exp(800) is no number."""
-    metrics = evaluate_logits(np.array([[800.0, 0.0], [0.0, 900.0]]), [0, 0], [5, 5])
+    metrics = evaluate(np.array([[800.0, 0.0], [0.0, 900.0]]), [0, 0], [5, 5])
     assert metrics.nll == pytest.approx(450)
     assert metrics.brier == pytest.approx(1)
     assert metrics.ece == pytest.approx(0.5)
@@ -201,7 +201,7 @@ def test_rows_are_numbered_across_chunks():
     logits = np.zeros((2100, 3))
     logits[2050, 1] = np.inf
     with pytest.raises(UserError, match="logits of sample 2050 are not finite"):
-        evaluate_logits(logits, np.zeros(2100, int), [5, 3, 1])
+        evaluate(logits, np.zeros(2100, int), [5, 3, 1])
     with pytest.raises(UserError, match=r"a prediction lies outside 0\.\.1: 0 to 2"):
         evaluate_predictions([0, 2], [0, 1], [5, 3])
     with pytest.raises(UserError, match=r"a label lies outside 0\.\.1: -1 to 1"):

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from longtail import Outputs
-from longtail.metrics.scores import evaluate_logits
-from longtail.metrics.state import describe_state, rank_correlation
+from longtail.metrics.margins import describe_state, rank_correlation
+from longtail.metrics.scores import evaluate
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), min_size=3, max_size=12))
@@ -29,7 +29,7 @@ def test_a_state_describes_the_logits_it_is_given():
     logits, labels = rng.normal(size=(60, 4)), np.arange(60) % 3  # no image of the last class
     outputs = Outputs(labels, np.array([500, 60, 30, 4]), logits=np.zeros((60, 4)), split="test")
     state = describe_state("after", logits, outputs, 8)
-    expected = evaluate_logits(logits, labels, [500, 60, 30, 4])
+    expected = evaluate(logits, labels, [500, 60, 30, 4])
     assert (state.title, state.parameters, state.metrics) == ("after", 8, expected)
     np.testing.assert_array_equal(state.predictions, logits.argmax(1))
     means = [logits[labels == label, label].mean() for label in range(3)]

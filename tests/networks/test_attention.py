@@ -4,7 +4,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from longtail.networks.attention import ModulatedAttention
+from longtail.networks.oltr import ModulatedAttention
 
 AUTHORS_NAMES = {"query": "theta", "key": "phi", "value": "g", "mask": "conv_mask", "place_scores": "fc_spatial"}
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from longtail.networks.contrast import prototypical
-from longtail.networks.vectors import unit
+from longtail.heads.kinds import unit
+from longtail.networks.hybrid_sc import prototypical
 
 
 def vectors(*shape, seed=0):

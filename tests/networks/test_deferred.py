@@ -1,13 +1,14 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from longtail.data.loading import Batch
 from longtail.errors import UserError
-from longtail.losses import LDAM, Seesaw
+from longtail.losses import LDAM, Focal, Seesaw
 from longtail.losses.class_balanced import effective_number_weights
-from longtail.networks.deferred import Deferred, deferred_ldam
-from longtail.networks.objective import Progress
+from longtail.networks.causal_norm import CausalNormObjective
+from longtail.networks.objective import Deferred, LossObjective, Progress, defer, deferred_ldam
 
 
 class Constant(nn.Module):
@@ -67,3 +68,46 @@ def test_deferred_ldam_passes_its_settings_on():
     for name, value in (("beta", 1.0), ("max_margin", -1), ("scale", "x")):
         with pytest.raises(UserError, match=f"{name} must be a number"):
             deferred_ldam([90, 9, 1], **{name: value})
+
+
+COUNTS = [90, 9, 1]
+
+
+def losses_of(objective, logits, target):
+    """The loss at the beginning and at the end of training."""
+    batch = Batch(logits, target, target)
+    return [objective(nn.Identity(), [batch], Progress(step, 10, 0, 1.0)) for step in (0, 9)]
+
+
+def test_deferred_cross_entropy_is_that_of_torch():
+    logits, target = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 0])
+    weights = effective_number_weights(torch.tensor(COUNTS).float(), 0.9999)
+    objective = defer(LossObjective(nn.CrossEntropyLoss(label_smoothing=0.1)), COUNTS, start=0.5)
+    first, then = losses_of(objective, logits, target)
+    torch.testing.assert_close(first, F.cross_entropy(logits, target, label_smoothing=0.1))
+    torch.testing.assert_close(then, F.cross_entropy(logits, target, weights, label_smoothing=0.1))
+    soft = losses_of(objective, logits, F.one_hot(target, 3).float())
+    torch.testing.assert_close(soft, [first, then])
+
+
+def test_deferred_focal_has_class_weights_in_the_end():
+    logits, target = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 0])
+    weights = effective_number_weights(torch.tensor(COUNTS).float(), 0.9999)
+    objective = defer(LossObjective(Focal(gamma=1, form="sigmoid")), COUNTS, start=0.5)
+    first, then = losses_of(objective, logits, target)
+    torch.testing.assert_close(first, Focal(gamma=1, form="sigmoid")(logits, target))
+    torch.testing.assert_close(then, Focal(gamma=1, form="sigmoid", class_weights=weights)(logits, target))
+    assert list(objective.state_dict()) == []
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (LossObjective(Seesaw(COUNTS)), "Seesaw takes no class weights; --defer is for --method softmax, cbs or focal"),
+        (CausalNormObjective(torch.tensor(COUNTS)), "CausalNormObjective takes no class weights"),
+        (deferred_ldam(COUNTS), "defers its class weights already; set when with --options start FRACTION"),
+    ],
+)
+def test_what_cannot_be_deferred_is_refused(objective, message):
+    with pytest.raises(UserError, match=message):
+        defer(objective, COUNTS, start=0.5)

@@ -60,7 +60,7 @@ import torch, torch.distributed as dist
 from longtail.backbones import build_backbone
 from longtail.networks import CausalNorm
 from longtail.networks.feature_means import ClassMeans
-from longtail.distributed.world import join
+from longtail.distributed import join
 
 counts = torch.tensor([20, 4, 1, 3])
 torch.manual_seed(0)

@@ -5,12 +5,11 @@ import torch.nn.functional as F
 from longtail.backbones import build_backbone
 from longtail.data.loading import Batch
 from longtail.errors import UserError
+from longtail.heads.kinds import unit
 from longtail.losses import SupCon
 from longtail.networks import HybridSC
-from longtail.networks.contrast import prototypical
-from longtail.networks.hybrid_sc import HybridSCObjective
+from longtail.networks.hybrid_sc import HybridSCObjective, prototypical
 from longtail.networks.objective import Progress
-from longtail.networks.vectors import unit
 
 COUNTS = torch.tensor([50, 10, 2, 1])
 START, THIRD = Progress(0, 30, 0, 10), Progress(9, 30, 3, 10)

@@ -13,21 +13,19 @@ import torch
 import longtail
 from longtail.backbones import build_backbone
 from longtail.backbones.weights import load_backbone
-from longtail.core.tensors import read_tensors
 from longtail.data.loading import Batch
-from longtail.distributed.world import SINGLE_PROCESS
-from longtail.extraction.run import Extractor
+from longtail.distributed import SINGLE_PROCESS
+from longtail.files.tensors import read_tensors
+from longtail.heads.layers import head_of
 from longtail.methods import TRAIN_METHODS
-from longtail.metrics.scores import evaluate_logits
-from longtail.networks.head import head_of
+from longtail.metrics.scores import evaluate
 from longtail.networks.objective import Progress
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
 from longtail.runs.score import score
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
-from longtail.training.loop import Interrupted
-from longtail.training.stop import StopRequest
+from longtail.training.loop import Interrupted, StopRequest
 
 COUNTS = torch.tensor([50, 20, 10, 4, 1])
 # The authors' alpha for ten classes; prototypes as they use them there.
@@ -168,20 +166,18 @@ def test_it_learns_and_is_evaluated(trained):
 def test_outputs_are_linear_in_the_features_and_can_be_calibrated(trained, tmp_path):
     shutil.copytree(trained[1], tmp_path / "run")
     run = Run.open(tmp_path / "run")
-    outputs = Extractor(run).outputs("test")
+    outputs = run.outputs("test")
     again = torch.from_numpy(outputs.features[:]) @ torch.from_numpy(outputs.head_weight).T
     if outputs.head_bias is not None:
         again = again + torch.from_numpy(outputs.head_bias)
     torch.testing.assert_close(again, torch.from_numpy(outputs.logits[:]), rtol=1e-4, atol=1e-4)
-    scored = score(
-        run.load_model(), run.splits().test, run.transforms(run.splits())[1], SINGLE_PROCESS, run.class_counts
-    )
-    assert evaluate_logits(outputs.logits, outputs.labels, run.class_counts) == scored
-    folder, scores = calibrate_run(Extractor(run), longtail.MARC(), "marc")
+    scored = score(run.model(), run.splits().test, run.transforms()[1], SINGLE_PROCESS, run.class_counts)
+    assert evaluate(outputs.logits, outputs.labels, run.class_counts) == scored
+    folder, scores = calibrate_run(run, longtail.MARC(), "marc")
     metrics, _, _ = evaluate_run(folder, device="cpu")
     after = next(score.after for score in scores if score.split == "test")
     assert metrics.top1 == pytest.approx(after.top1, abs=2 / 600)
-    assert type(head_of(Run.open(folder).load_model())) is torch.nn.Linear
+    assert type(head_of(Run.open(folder).model())) is torch.nn.Linear
 
 
 @pytest.mark.parametrize("change", [{"precision": "bf16"}, {"accumulate": 2}], ids=["bf16", "parts"])
@@ -192,20 +188,20 @@ def test_options_of_the_step(name, change, tmp_path):
 
 
 def test_a_compiled_network_learns(tmp_path, capsys):
-    from longtail.core.progress import Display
+    from longtail.files.progress import Display
 
     longtail.train(config("causal-norm", epochs=2, compile=True), tmp_path / "run", display=Display())
     assert "does not work here" not in capsys.readouterr().err
-    assert Run.open(tmp_path / "run").load_model().mean_features.abs().max() > 0
+    assert Run.open(tmp_path / "run").model().mean_features.abs().max() > 0
 
 
 TWO_PROCESSES = """
 import json, sys
 from pathlib import Path
 from longtail.config import from_dict
-from longtail.core.progress import Display
+from longtail.files.progress import Display
 from longtail.training.loop import Trainer
-from longtail.distributed.world import join
+from longtail.distributed import join
 
 with join("cpu") as world:
     for folder, config in json.loads(sys.argv[1]).items():

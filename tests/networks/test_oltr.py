@@ -8,10 +8,10 @@ from torch.func import functional_call
 from longtail.backbones import build_backbone
 from longtail.data.loading import Batch
 from longtail.errors import UserError
+from longtail.heads.kinds import unit_head
 from longtail.networks import OLTR
 from longtail.networks.objective import Progress
 from longtail.networks.oltr import OLTRObjective, centroid_loss
-from longtail.networks.vectors import unit_head
 
 COUNTS = torch.tensor([50, 10, 2, 1])
 WEIGHT = "parametrizations.weight.original"

@@ -3,8 +3,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from longtail import MARC, Outputs, TauNorm
+from longtail import MARC, Outputs
 from longtail.errors import UserError
+from longtail.posthoc import TauNorm
 
 
 def example(size=50, **changes):

@@ -2,48 +2,60 @@
 
 from pathlib import Path
 
+import pytest
 import torch
+from torch import nn
 
-from longtail.core.files import replacing
-from longtail.core.locks import locked
-from longtail.distributed.world import World
-from longtail.outputs.writer import part_path, remove_parts
+import longtail
+from longtail.files.atomic import locked, replacing
+from longtail.outputs.writer import remove_shards, shard_folder
+from longtail.runs.folder import Run
+from longtail.runs.outputs import outputs_path
 
 
 def leave_half(path: Path) -> Path:
-    """A temporary file as a writer of `path` that is killed leaves it."""
+    """A temporary folder as a writer of `path` that is killed leaves it."""
     with replacing(path) as temporary:
         temporary.write_bytes(b"")
     path.unlink()
+    temporary.parent.mkdir()
     temporary.write_bytes(b"half")
-    return temporary
+    return temporary.parent
 
 
-def test_parts_of_any_process_and_their_temporary_files_are_removed(tmp_path):
+def leave_shard(path: Path, rank: int) -> Path:
+    folder = shard_folder(path, rank)
+    folder.mkdir()
+    (folder / "logits").write_bytes(b"rows")
+    return folder
+
+
+def test_shards_of_any_process_and_temporary_files_are_removed(tmp_path):
     path, other = tmp_path / "train[1].safetensors", tmp_path / "train.safetensors"
-    parts = [part_path(path, rank) for rank in (0, 5)]
-    left = [leave_half(path), *map(leave_half, parts)]
-    for part in parts:
-        part.write_bytes(b"whole")
-    kept = leave_half(part_path(other, 0))
-    remove_parts(path, World(1, 2, torch.device("cpu")))
-    assert all(file.exists() for file in (*left, *parts))
-    remove_parts(path, World(0, 2, torch.device("cpu")))
+    leave_half(path)
+    leave_shard(path, 0)
+    leave_shard(path, 5)
+    kept = leave_shard(other, 0)
+    remove_shards(path)
     assert list(tmp_path.iterdir()) == [kept]
 
 
-def test_parts_beside_a_whole_file_are_removed_when_it_is_used(digits_copy):
-    """Processes that are killed when the rows are joined leave theirs; nobody would write that file again."""
-    from longtail.extraction.run import Extractor
-    from longtail.runs.folder import Run
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_new_extraction_to_the_same_file_removes_them(rank, tmp_path):
+    path = tmp_path / "outputs.safetensors"
+    leave_shard(path, rank)
+    longtail.extract(nn.Linear(3, 2), [(torch.eye(3), torch.tensor([0, 1, 0]))], path, device="cpu")
+    assert list(tmp_path.iterdir()) == [path]
 
-    extractor = Extractor(Run.open(digits_copy))
-    extractor.outputs("validation")
-    path = extractor.path("validation")
-    left = part_path(path, 1)
-    left.write_bytes(path.read_bytes())
-    with locked(path):  # somebody writes there now
-        extractor.outputs("validation")
+
+def test_shards_beside_a_complete_file_are_removed_when_it_is_used(digits_copy):
+    """Processes that are killed when the rows are joined leave theirs; nobody would write that file again."""
+    run = Run.open(digits_copy)
+    run.outputs("validation")
+    path = outputs_path(run, "validation")
+    left = leave_shard(path, 1)
+    with locked(path):  # another process writes there now
+        run.outputs("validation")
         assert left.exists()
-    extractor.outputs("validation")
+    run.outputs("validation")
     assert not left.exists()

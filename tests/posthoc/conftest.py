@@ -5,7 +5,7 @@ import torch
 from scipy.optimize import approx_fprime
 
 from longtail import Outputs
-from longtail.metrics.scores import evaluate_logits
+from longtail.metrics.scores import evaluate
 
 RNG = np.random.default_rng(7)
 
@@ -52,5 +52,5 @@ def problem_data(seed=0, classes=4, counts=(60, 25, 10, 4)):
 
 def balanced(logits, features):
     counts = np.bincount(features["y"])
-    per_class = np.array(evaluate_logits(logits, features["test_y"], counts).per_class)
+    per_class = np.array(evaluate(logits, features["test_y"], counts).per_class)
     return 100 * np.array([per_class.mean(), per_class[:3].mean(), per_class[3:7].mean(), per_class[7:].mean()])

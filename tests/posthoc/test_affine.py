@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail import MARC
-from longtail.data.imbalance import few_per_class
+from longtail.data.imbalance import subsample_per_class
 from longtail.outputs import rows as logit_rows
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc import affine
-from longtail.posthoc.affine import FEWEST, PART, AffineProblem, _largest_part
 from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.solver import affine
+from longtail.posthoc.solver.affine import FEWEST_PER_CLASS, SUBSAMPLING, AffineProblem, _largest_subsample
 
 COUNTS = np.array([40, 12, 4])
 
@@ -32,21 +32,21 @@ def problem_of(logits, y, **options):
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 200))
-def test_the_largest_part_is_the_largest(counts, rows):
+def test_the_largest_subsample_is_the_largest(counts, rows):
     counts = np.array(counts)
     fitting = [m for m in range(counts.max() + 1) if np.minimum(counts, m).sum() <= rows]
-    assert _largest_part(counts, rows) == max(fitting)
+    assert _largest_subsample(counts, rows) == max(fitting)
 
 
 def test_a_part_weighs_as_much_as_all_rows(monkeypatch):
     monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
     logits, y = repeated_rows()
     whole = problem_of(logits, y)
-    part = whole.smaller()
+    part = whole.subsampled()
     size = part.rows.shape[0]
-    most = _largest_part(COUNTS, len(y) // PART)
+    most = _largest_subsample(COUNTS, len(y) // SUBSAMPLING)
     assert np.bincount(part.labels.numpy()).tolist() == np.minimum(COUNTS, most).tolist()
-    assert size <= len(y) // PART
+    assert size <= len(y) // SUBSAMPLING
     assert part.share == pytest.approx(size / len(y))
     x = np.random.default_rng(1).normal(0.7, 0.3, 6)
     for problem in (whole, part):
@@ -57,28 +57,30 @@ def test_a_part_weighs_as_much_as_all_rows(monkeypatch):
     np.testing.assert_allclose(other_blocks.aa, blocks.aa, rtol=1e-9)
     np.testing.assert_allclose(blocks.reach, np.sqrt(blocks.bb) / whole.norms.numpy())
     np.testing.assert_allclose(blocks.flat, np.concatenate([np.zeros(3), 1 / whole.norms.numpy()]))
-    assert blocks.flat_curvature == 0.01
+    assert blocks.flat_curvature == pytest.approx(0.01 * whole.sample_weights.sum())
 
 
 def test_parts_of_parts_know_their_share(monkeypatch):
     monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
     logits, y = repeated_rows(np.array([400, 300, 200]))
-    part = problem_of(logits, y).smaller()
-    nested = part.smaller()
+    part = problem_of(logits, y).subsampled()
+    nested = part.subsampled()
     assert nested.share == pytest.approx(nested.rows.shape[0] / len(y))
-    assert nested.rows.shape[0] <= part.rows.shape[0] // PART
+    assert nested.rows.shape[0] <= part.rows.shape[0] // SUBSAMPLING
 
 
-@pytest.mark.parametrize(("each", "has_part"), [(PART * FEWEST, True), (PART * FEWEST - 1, False)])
+@pytest.mark.parametrize(
+    ("each", "has_part"), [(SUBSAMPLING * FEWEST_PER_CLASS, True), (SUBSAMPLING * FEWEST_PER_CLASS - 1, False)]
+)
 def test_no_part_has_fewer_than_a_few_rows_of_a_class(each, has_part, monkeypatch):
     logits, y = repeated_rows(np.array([each, each]))
-    assert problem_of(logits, y).smaller() is None  # so small that it would save nothing
+    assert problem_of(logits, y).subsampled() is None  # so small that it would save nothing
     monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
-    assert (problem_of(logits, y).smaller() is not None) == has_part
+    assert (problem_of(logits, y).subsampled() is not None) == has_part
     monkeypatch.setattr(affine, "SMALL_PROBLEM", logits.size)
-    assert problem_of(logits, y).smaller() is None
+    assert problem_of(logits, y).subsampled() is None
     monkeypatch.setattr(affine, "SMALL_PROBLEM", logits.size - 1)
-    assert (problem_of(logits, y).smaller() is not None) == has_part
+    assert (problem_of(logits, y).subsampled() is not None) == has_part
 
 
 def test_large_problems_are_worked_in_float32_until_they_are_refined(monkeypatch):
@@ -113,11 +115,11 @@ def test_without_shifts_beta_stays(monkeypatch):
 
 @pytest.mark.parametrize(("max_iter", "passes"), [(None, 500), (7, 7)])
 def test_marc_gives_the_minimiser_its_settings(max_iter, passes, monkeypatch):
-    from longtail.posthoc import marc
+    from longtail.posthoc import scale_and_shift
 
     told = []
-    real = marc.minimise
-    monkeypatch.setattr(marc, "minimise", lambda *a, **k: told.append(k) or real(*a, **k))
+    real = scale_and_shift.minimise
+    monkeypatch.setattr(scale_and_shift, "minimise", lambda *a, **k: told.append(k) or real(*a, **k))
     logits, y = repeated_rows()
     MARC(tolerance=0.5, max_iter=max_iter).fit(logits, y)
     assert told == [{"tolerance": 0.5, "max_evaluations": passes}]
@@ -127,7 +129,9 @@ def test_the_problem_of_marc_weighs_samples_by_class_and_divides_by_their_number
     logits, y = repeated_rows()
     problem = MARC(ridge=0.3).problem(from_arrays(logits, y), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     np.testing.assert_allclose(problem.sample_weights, (1.0 + y) / len(y))
-    assert problem.ridge == pytest.approx(0.3 * 10 / 3)
+    assert problem.ridge == pytest.approx(0.3 * 10 / 3 * (1.0 + y).mean())
+    heavier = problem.weighing(np.array([5.0, 1.0, 1.0]))
+    assert heavier.ridge == pytest.approx(0.3 * 10 / 3 * np.where(y == 0, 5.0, 1.0 + y).mean())
 
 
 def test_rounding_is_a_share_of_the_largest_sum(monkeypatch):
@@ -149,8 +153,8 @@ def test_which_rows_are_a_part(monkeypatch):
     monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
     _, y = repeated_rows()
     logits = np.random.default_rng(3).normal(size=(len(y), 3)).astype(np.float32)
-    chosen = few_per_class(y, _largest_part(COUNTS, len(y) // PART), seed=0)
-    part = problem_of(logits, y).smaller()
+    chosen = subsample_per_class(y, _largest_subsample(COUNTS, len(y) // SUBSAMPLING), seed=0)
+    part = problem_of(logits, y).subsampled()
     np.testing.assert_array_equal(part.rows.read(slice(None)), logits[chosen])
 
 
@@ -159,9 +163,9 @@ def test_a_class_that_weighs_nothing_stays_without_weight_in_a_part(monkeypatch)
     logits, y = repeated_rows()
     problem = problem_of(logits, y)
     problem.sample_weights = torch.where(problem.labels == 1, 0.0, problem.sample_weights)
-    weights = problem.smaller().sample_weights.numpy()
+    weights = problem.subsampled().sample_weights.numpy()
     assert np.isfinite(weights).all()
-    np.testing.assert_allclose(np.bincount(problem.smaller().labels.numpy(), weights)[1], 0)
+    np.testing.assert_allclose(np.bincount(problem.subsampled().labels.numpy(), weights)[1], 0)
 
 
 def test_logits_that_are_zero_have_blocks_too():

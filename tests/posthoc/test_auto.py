@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import Auto
 from longtail.errors import UserError
-from longtail.posthoc.candidates import try_candidates
+from longtail.posthoc import Auto
+from longtail.posthoc.auto import try_candidates
 from longtail.posthoc.inputs import from_arrays
 
 

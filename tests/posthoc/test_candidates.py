@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from sklearn.exceptions import ConvergenceWarning
 
-from longtail import CRT, HALO, MARC
+from longtail import HALO, MARC
 from longtail.errors import UserError
-from longtail.posthoc.candidates import (
+from longtail.posthoc import CRT
+from longtail.posthoc.auto import (
     Candidate,
     Trial,
+    _likelihood,
     _methods,
-    _refitted,
-    _scored,
     best_scale,
     stratified,
     target_weights,
@@ -66,7 +66,7 @@ def test_candidates_need_features_on_both_sides_for_a_new_classifier():
     plain, full = from_arrays(LOGITS, LABELS), from_arrays(LOGITS, LABELS, features=FEATURES)
 
     def names(*given):
-        return [name for name, _ in _methods(*given)]
+        return list(_methods(*given))
 
     simple = ["softmax", "logit-adjustment", "marc"]
     assert names(full, full) == [*simple, "crt", "halo"]
@@ -83,12 +83,16 @@ def test_a_new_classifier_begins_small():
     assert (other.weight_ != fitted.weight_).any()
 
 
-def test_a_fit_is_done_again_with_two_classes_and_not_with_one():
+def test_only_fits_on_held_out_samples_are_done_again():
     train, held_out = from_outputs(outputs()), from_outputs(outputs("validation", seed=3))
     halo = HALO().fit_checked(train, held_out)
-    two = held_out.part(np.flatnonzero(LABELS < 2))
-    assert _refitted(halo, train, two).numbers_ != halo.numbers_
-    assert _refitted(halo, train, held_out.part(np.flatnonzero(LABELS < 1))) is halo
+    two = held_out.subset(np.flatnonzero(LABELS < 2))
+    assert halo.refitted(train, two).numbers_ != halo.numbers_
+    marc = MARC().fit_checked(train, held_out)
+    assert marc.refitted(train, two) is marc  # its fit uses no held-out samples
+    # One sample of the second class: the fold that leaves it out keeps the fit on all of them.
+    scarce = held_out.subset(np.flatnonzero((LABELS == 0) | (np.arange(len(LABELS)) == np.argmax(LABELS == 1))))
+    assert len(try_candidates(train, scarce, "uniform").candidates) == 5
 
 
 def test_a_new_classifier_gets_its_passes():
@@ -111,7 +115,7 @@ def test_a_candidate_is_scored_at_the_temperature_of_the_other_folds():
     target = np.log([0.4, 0.2, 1.0, 0.3, 0.1])
     target[2] = -np.inf
     folds, weights = np.arange(20) % 3, rng.uniform(0.5, 2, 20)
-    made = _scored("x", MARC(), target, torch.from_numpy(scores), held_out, weights, folds)
+    found = _likelihood(torch.from_numpy(scores), target, held_out, weights, folds)
     expected, kept, place = np.zeros(20), labels != 2, {0: 0, 1: 1, 3: 2}
     codes = torch.tensor([place.get(label, 0) for label in labels.tolist()])
     columns, offset = torch.from_numpy(scores[:, [0, 1, 3]]), torch.from_numpy(target[[0, 1, 3]])
@@ -120,12 +124,10 @@ def test_a_candidate_is_scored_at_the_temperature_of_the_other_folds():
         scale = best_scale(columns[others], codes[others], offset, weights[others])
         for row in np.flatnonzero(kept & (folds == fold)):
             expected[row] = (scale * columns[row] + offset).log_softmax(0)[codes[row]]
-    np.testing.assert_allclose(made.likelihood, expected)
-    moved = scores + np.where(np.isneginf(target), -1e9, target)
-    np.testing.assert_array_equal(made.hits, moved.argmax(1) == labels)
-    alone = _scored("x", MARC(), target, torch.from_numpy(scores), held_out, weights, np.zeros(20))
+    np.testing.assert_allclose(found, expected)
+    alone = _likelihood(torch.from_numpy(scores), target, held_out, weights, np.zeros(20))
     plain = (columns + offset).log_softmax(1)[torch.arange(20), codes]  # nothing to fit a temperature on
-    np.testing.assert_allclose(alone.likelihood[kept], plain.numpy()[kept])
+    np.testing.assert_allclose(alone[kept], plain.numpy()[kept])
 
 
 def test_weights_of_samples_follow_the_target_prior():
@@ -136,8 +138,8 @@ def test_weights_of_samples_follow_the_target_prior():
     with pytest.raises(UserError, match="target prior is 0 for every class that has held-out samples"):
         target_weights(held_out, np.array([-np.inf, -np.inf, -np.inf, 0.0]))
     with pytest.raises(UserError, match="held-out samples are of 1 class; two classes at least"):
-        target_weights(held_out.part(np.array([0, 1])), np.zeros(4))
-    target_weights(held_out.part(np.array([0, 3])), np.zeros(4))  # two are enough
+        target_weights(held_out.subset(np.array([0, 1])), np.zeros(4))
+    target_weights(held_out.subset(np.array([0, 3])), np.zeros(4))  # two are enough
 
 
 def test_folds_spread_every_class_evenly():
@@ -159,4 +161,18 @@ def test_without_training_outputs_two_samples_of_every_class_are_needed():
         "marc",
     ]
     with pytest.raises(UserError, match="class 1 has 1 held-out samples; at least 2 of every class"):
-        try_candidates(None, enough.part(np.arange(6)), "uniform")
+        try_candidates(None, enough.subset(np.arange(6)), "uniform")
+
+
+def test_the_unchanged_model_only_drops_classes_of_weight_zero():
+    train, held_out = from_outputs(outputs()), from_outputs(outputs("validation", seed=3))
+    weights = np.array([3.0, 0.0, 2.0, 1.0])
+    softmax, adjusted, *_ = try_candidates(train, held_out, weights).candidates
+    assert softmax.target_shift.tolist() == [0.0, -np.inf, 0.0, 0.0]
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(adjusted.target_shift, np.log(weights / 6))
+    assert softmax.method.n_parameters_ == 0
+    logits = held_out.rows.read(slice(None)).numpy()
+    for candidate in (softmax, adjusted):
+        moved = candidate.method.transform(logits) + np.where(weights == 0, -1e9, candidate.target_shift)
+        np.testing.assert_array_equal(candidate.hits, moved.argmax(1) == held_out.labels.numpy())

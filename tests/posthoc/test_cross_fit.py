@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from longtail.errors import UserError
-from longtail.posthoc import cross_fit as cross_fit_module
-from longtail.posthoc.class_statistics import class_statistics
-from longtail.posthoc.cross_fit import _part, _scale_of, _stratified, cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.halo import unseen as cross_fit_module
+from longtail.posthoc.halo.unseen import _scale_of, _stratified, cross_fit, head_of_loss, mean_loss
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.linear import LinearHead
+from longtail.posthoc.solver.linear import class_statistics
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET
 
@@ -95,20 +94,23 @@ def test_the_loss_of_a_large_head_is_taken_from_some_rows(monkeypatch):
     )
     statistics = class_statistics(FEATURES, TARGET, 4)
     for looked_at, step in ((38, 2), (76, 1), (75, 1), (25, 3)):
-        monkeypatch.setattr(cross_fit_module, "LOOKED_AT", looked_at)
+        monkeypatch.setattr(cross_fit_module, "LOSS_SCORES", looked_at)
         head_of_loss(FEATURES, TARGET, statistics, 1.2)
         assert seen[-1] == list(range(0, 19, step))
 
 
-def test_a_part_of_the_samples_is_a_training_set_of_its_own():
+def test_heads_of_a_fold_are_fitted_on_the_other_samples():
+    """As on a training set with the counts of these samples and the head that was fitted on them."""
     data = from_arrays(LOGITS, LABELS, features=FEATURES, class_counts=[90, 50, 30, 20])
-    own = LinearHead(RNG.normal(size=(4, 3)), RNG.normal(size=4))
-    part = _part(data, FEATURES[:10], TARGET[:10], own)
-    assert part.class_counts.tolist() == [9, 1, 0, 0]
-    assert part.weight_norms.tolist() == [1, 1, 1, 1]
-    np.testing.assert_allclose(
-        part.rows.read(slice(None)), FEATURES[:10] @ own.weight.T + own.bias, rtol=1e-4, atol=1e-5
-    )
+    given = []
+    folds = cross_fit(data, FEATURES, lambda train, inputs, statistics: given.append((train, inputs)) or {})
+    for fold, (train, inputs) in zip(folds, given, strict=True):
+        kept = np.setdiff1d(np.arange(19), fold.left_out)
+        np.testing.assert_array_equal(inputs, FEATURES[kept])
+        assert train.class_counts.tolist() == np.bincount(LABELS[kept], minlength=4).tolist()
+        assert train.weight_norms.tolist() == [1, 1, 1, 1]
+        expected = FEATURES[kept] @ fold.model_head.weight.T + fold.model_head.bias
+        np.testing.assert_allclose(train.rows.read(slice(None)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_simplest_head_is_that_of_the_first_ridge():

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
-from longtail import CRT, Outputs
+from longtail import Outputs
 from longtail.errors import UserError
-from longtail.posthoc.class_statistics import class_statistics
-from longtail.posthoc.linear import LinearProblem, plain_penalty
+from longtail.posthoc import CRT
 from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.solver import minimise
+from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
 
 
 def clouds(seed=0, counts=(200, 60, 15)):
@@ -88,7 +88,7 @@ def test_sgd_comes_near_the_exact_optimum():
 
 def test_features_are_asked_for():
     features, y = clouds()
-    logits = np.ones((len(y), 3))
+    logits = 3 * np.eye(3)[y]
     with pytest.raises(UserError, match=r"CRT needs features \(N, D\): pass Outputs that have them"):
         CRT().fit(logits, y)
     with pytest.raises(UserError, match="CRT needs features"):

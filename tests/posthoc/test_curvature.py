@@ -1,12 +1,13 @@
 """The parts that steps are made of: scaled variables, pairs, and where to look along a line."""
 
-import math
+import warnings
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 
-from longtail.posthoc.curvature import MEMORY, Blocks, Memory, Scaling, Unscaled
-from longtail.posthoc.solver import Problem, _between, _Search
+from longtail.posthoc.solver import Problem, minimise
+from longtail.posthoc.solver.curvature import MEMORY, Blocks, Memory, Scaling, Unscaled
 
 RNG = np.random.default_rng(0)
 FACTORS = RNG.normal(size=(4, 2, 2))
@@ -110,22 +111,6 @@ def test_memory_keeps_the_last_pairs_and_none_that_bend_the_wrong_way():
     assert other.direction(np.array([0.0, 24.0]))[0] != 0
 
 
-@pytest.mark.parametrize(
-    ("short", "far", "expected"),
-    [
-        ((0.5, -1.0), (math.inf, math.nan), 2.0),
-        ((0.0, -1.0), (1.0, 1.0), 0.5),
-        ((1.0, -1.0), (3.0, 3.0), 1.5),
-        ((0.0, -1.0), (1.0, 99.0), 0.1),
-        ((0.0, -99.0), (1.0, 1.0), 0.9),
-        ((0.0, -1.0), (1.0, -2.0), 0.5),
-        ((2.0, -1.0), (4.0, -1.0), 3.0),
-    ],
-)
-def test_where_to_look_next_along_a_line(short, far, expected):
-    assert _between(short, far) == pytest.approx(expected)
-
-
 class Line(Problem):
     """A function of one number."""
 
@@ -137,38 +122,48 @@ class Line(Problem):
         return self.value(x[0]), np.array([self.slope(x[0])])
 
 
-def test_a_step_that_is_much_too_short_is_made_longer_and_one_too_far_shorter():
-    for size, first_points in ((1e-3, [1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256]), (2.5, [2.5, 1.0])):
-        bowl = Line(lambda x: 0.5 * (x - 1) ** 2 + 1, lambda x: x - 1)
-        search = _Search(bowl, np.zeros(1))
-        taken = search._step(np.ones(1), size, goal=1e-9, limit=100, end=100)
-        assert bowl.seen[1:] == pytest.approx(first_points)
-        assert search.x == taken == pytest.approx(first_points[-1])
-        assert search.passes == 1 + len(first_points)
-        assert search.value == bowl.value(taken)
-
-
-def test_a_step_ends_with_the_passes_and_leaves_the_point():
-    bowl = Line(lambda x: 0.5 * (x - 1) ** 2 + 1, lambda x: x - 1)
-    search = _Search(bowl, np.zeros(1))
-    assert search._step(np.ones(1), 1e-9, goal=1e-9, limit=4, end=100) is None
-    assert len(bowl.seen) == 4
-    assert search.x == 0
-    uphill = _Search(bowl, np.zeros(1))
-    assert uphill._step(-np.ones(1), 1.0, goal=0.0, limit=1000, end=1000) is None
-    assert uphill.x == 0
-
-
-def test_small_changes_of_the_value_are_taken_from_the_slopes():
-    """The value is noise: it rises by 1e-7 whatever happens, and the slope alone tells the way."""
-    noisy = Line(lambda x: 1.0 if x == 0 else 1 + 1e-7, lambda x: 1e-9 * (x - 1))
-    search = _Search(noisy, np.zeros(1))
-    assert search._step(np.ones(1), 1.0, goal=1e-12, limit=100, end=100) == 1.0
-    loud = Line(lambda x: 1.0 if x == 0 else 1 + 1e-5, lambda x: 1e-9 * (x - 1))
-    assert _Search(loud, np.zeros(1))._step(np.ones(1), 1.0, goal=1e-12, limit=100, end=100) is None
-
-
 def test_exactly_three_tenths_of_the_reach_is_not_far():
     one = np.ones(1)
     for gradient, is_far in ((3.0, False), (3.1, True)):
         assert Scaling(Blocks(one, 0 * one, one, 10 * one), np.array([gradient, 0.0])).is_far == is_far
+
+
+@pytest.mark.parametrize(
+    ("steepness", "best", "seen"),
+    [
+        (1, 20.0, [0, 1, 4]),  # the slope at 1 is above nine tenths of the first: four times as far
+        (1, 10.0, [0, 1]),  # nine tenths are flat enough
+        (1000, 0.1, [0, 1, 0.1]),  # too far: where the line through both slopes is 0
+        (1, 0.5, [0, 0.5]),  # a gradient below 1 is itself the first step
+    ],
+)
+def test_points_of_a_line_search(steepness, best, seen):
+    line = Line(lambda x: 0.5 * steepness * (x - best) ** 2 + 1, lambda x: steepness * (x - best))
+    minimise(line, np.zeros(1), tolerance=1e-9)
+    assert line.seen[: len(seen)] == pytest.approx(seen)
+
+
+@pytest.mark.parametrize(("slope", "guess"), [(-99.0, 0.9), (-0.001, 0.1)])
+def test_a_point_between_two_others_is_well_inside(slope, guess):
+    """Slopes that differ by a factor of a hundred: nine tenths, or one tenth, of the way."""
+    line = Line(lambda x: 1.0 if x == 0 else 2.0, lambda x: slope if x == 0 else 1.0)
+    with pytest.warns(ConvergenceWarning):
+        minimise(line, np.zeros(1), tolerance=1e-9, max_evaluations=3)
+    first, second = line.seen[1:]
+    assert second / first == pytest.approx(guess)
+
+
+def test_a_line_search_that_leads_nowhere_leaves_the_point():
+    line = Line(lambda x: 1.0 if x == 0 else 2.0, lambda x: -1.0)
+    with pytest.warns(ConvergenceWarning):
+        solution = minimise(line, np.zeros(1), tolerance=1e-9, max_evaluations=1000)
+    assert (solution.x, solution.value, solution.converged) == (0, 1.0, False)
+
+
+@pytest.mark.parametrize(("noise", "converged"), [(1e-7, True), (1e-5, False)])
+def test_small_changes_of_the_value_are_taken_from_the_slopes(noise, converged):
+    """The value rises by some noise whatever happens; the slope alone shows the way."""
+    line = Line(lambda x: 1.0 if x == 0 else 1 + noise, lambda x: 1e-7 * (x - 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert minimise(line, np.zeros(1), tolerance=1e-3).converged == converged

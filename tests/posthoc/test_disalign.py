@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import DisAlign
-from longtail.networks.disalign_head import DisAlignHead, align
+from longtail.heads.kinds import DisAlignHead, align
+from longtail.posthoc import DisAlign
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.sgd import weighted_cross_entropy
+from longtail.posthoc.solver.sgd import weighted_cross_entropy
 
 
 def tensors(case):

@@ -6,17 +6,24 @@ import torch
 import torch.nn.functional as F
 from sklearn.exceptions import ConvergenceWarning
 
-from longtail import CRT, HALO, LWS, MARC, DisAlign, LogitAdjustment, Outputs, TemperatureScaling
+from longtail import HALO, MARC, Outputs
 from longtail.errors import UserError
-from longtail.posthoc import MatrixScaling, PlattScaling, VectorScaling, crt, heads, marc
-from longtail.posthoc.class_statistics import class_statistics
-from longtail.posthoc.cross_fit import cross_fit
-from longtail.posthoc.heads import spread, stack_heads
-from longtail.posthoc.held import like_training
+from longtail.posthoc import (
+    CRT,
+    LWS,
+    DisAlign,
+    LogitAdjustment,
+    MatrixScaling,
+    PlattScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
+from longtail.posthoc.halo.heads import spread, stack_heads
+from longtail.posthoc.halo.unseen import cross_fit
+from longtail.posthoc.held_out import like_training, require_unseen
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.linear import SMALL_PROBLEM, LinearHead, LinearProblem
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.unseen import require_unseen
+from longtail.posthoc.solver.linear import SMALL_PROBLEM, LinearHead, LinearProblem, class_statistics
 
 RNG = np.random.default_rng(11)
 LABELS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 2)
@@ -49,37 +56,6 @@ def test_a_matrix_and_a_temperature_start_at_the_identity():
         assert TemperatureScaling(max_iter=1).fit(LOGITS, LABELS).temperature_ == 1
 
 
-@pytest.mark.parametrize(
-    ("module", "method", "passes"),
-    [(marc, MARC(), 500), (crt, CRT(), 1000), (heads, HALO(), 200)],
-    ids=["marc", "crt", "halo"],
-)
-def test_passes_if_nothing_is_said(monkeypatch, module, method, passes):
-    real, allowed = module.minimise, []
-
-    def counted(*given, max_evaluations, **more):
-        allowed.append(max_evaluations)
-        return real(*given, max_evaluations=max_evaluations, **more)
-
-    monkeypatch.setattr(module, "minimise", counted)
-    method.fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))
-    assert allowed == [passes]
-
-
-@pytest.mark.parametrize(("module", "method"), [(marc, MARC(solver="sgd")), (crt, CRT("sgd"))], ids=["marc", "crt"])
-def test_steps_if_nothing_is_said(monkeypatch, module, method):
-    name = "train_affine" if module is marc else "train_parameters"
-    real, asked = getattr(module, name), []
-
-    def short(*given, steps, **more):
-        asked.append(steps)
-        return real(*given, steps=1, **more)
-
-    monkeypatch.setattr(module, name, short)
-    method.fit(LOGITS, LABELS, features=FEATURES)
-    assert asked == [2000]
-
-
 @pytest.mark.parametrize("divide_by", ["batch", "weights"])
 @pytest.mark.parametrize(("form", "extra"), [("paper", 0.0), ("release", 1.0)])
 def test_two_steps_of_disalign_are_those_of_its_formula(form, extra, divide_by):
@@ -88,26 +64,27 @@ def test_two_steps_of_disalign_are_those_of_its_formula(form, extra, divide_by):
     made.fit(LOGITS, LABELS, features=FEATURES)
     weights = torch.from_numpy(class_weights(COUNTS, 1.2)).float()
     logits, features, target = torch.from_numpy(LOGITS), torch.from_numpy(FEATURES), torch.from_numpy(LABELS)
-    numbers = torch.cat([torch.ones(4), torch.zeros(4), torch.full((3,), 0.1), torch.zeros(1)])
+    numbers = torch.cat([torch.full((4,), extra), torch.zeros(4), torch.full((3,), 0.1), torch.zeros(1)])
     velocity = torch.zeros(12)
+    decay = 0.3 * (weights[target].mean() if divide_by == "batch" else 1)
     for rate in (0.2, 0.1):
         numbers = numbers.detach().requires_grad_()
         scale, shift, direction, offset = numbers.split([4, 4, 3, 1])
         sure = (features @ direction + offset).sigmoid().unsqueeze(1)
-        mixed = sure * ((scale + extra) * logits + shift) + (1 - sure) * logits
+        mixed = sure * ((scale + 1) * logits + shift) + (1 - sure) * logits
         loss = F.cross_entropy(mixed, target, weights, reduction="sum")
         loss = loss / (19 if divide_by == "batch" else weights[target].sum())
         loss.backward()
-        velocity = 0.9 * velocity + numbers.grad + 0.3 * numbers.detach()
+        velocity = 0.9 * velocity + numbers.grad + decay * numbers.detach()
         numbers = numbers - rate * velocity
     scale, shift, direction, offset = numbers.detach().split([4, 4, 3, 1])
-    np.testing.assert_allclose(made.scale_, scale + extra, rtol=1e-4)
+    np.testing.assert_allclose(made.scale_, scale + 1, rtol=1e-4)
     np.testing.assert_allclose(made.shift_, shift, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(made.confidence_weight_, direction, rtol=1e-4, atol=1e-6)
     assert made.confidence_bias_ == pytest.approx(offset.item(), rel=1e-4)
     assert made.result_.value == pytest.approx(loss.item(), rel=1e-4)
     sure = torch.sigmoid(features @ direction + offset).unsqueeze(1)
-    expected = sure * ((scale + extra) * logits + shift) + (1 - sure) * logits
+    expected = sure * ((scale + 1) * logits + shift) + (1 - sure) * logits
     np.testing.assert_allclose(made.transform(LOGITS, FEATURES), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -238,3 +215,55 @@ def test_counts_that_no_data_set_has_are_refused(counts):
     if counts[0] > 1:
         with pytest.raises(UserError, match="class_counts go from"):
             Outputs(labels, np.array(counts), logits=logits)
+
+
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
+def test_steps_are_counted_as_solved():
+    for method in (CRT("sgd", max_iter=2), MARC(solver="sgd", max_iter=2), DisAlign(max_iter=2)):
+        method.fit(LOGITS, LABELS, features=FEATURES)
+        assert (method.result_.converged, method.n_iter_, method.result_.gradient) == (True, 2, None)
+    weight = CRT("sgd", max_iter=1, lr=1e-9).fit(LOGITS, LABELS, features=FEATURES).weight_
+    assert weight.min() < 0 < weight.max()
+
+
+def test_at_zero_every_class_of_a_linear_head_is_equally_curved():
+    """L L' is the second moments by K plus the penalty."""
+    statistics = class_statistics(FEATURES, torch.from_numpy(LABELS), 4)
+    penalty = np.diag([1.0, 2.0, 3.0, 0.1])
+    weights = torch.full((19,), 1 / 19, dtype=torch.float64)
+    problem = LinearProblem(FEATURES, torch.from_numpy(LABELS), weights, statistics, penalty)
+    expected = statistics.second_moments() / 4 + penalty
+    np.testing.assert_allclose(problem.root @ problem.root.T, expected)
+    np.testing.assert_allclose(problem.inverse @ problem.root, np.eye(4), atol=1e-12)
+    problem.precondition(0.7)
+    np.testing.assert_allclose(problem.root @ problem.root.T, 0.7 * statistics.second_moments() + penalty)
+    assert problem.start.tolist() == [0.0] * 16
+
+
+def test_calibrated_logits_are_finite_or_refused():
+    method = MARC().fit(LOGITS, LABELS)
+    method.scale_, method.shift_ = np.ones(4), np.zeros(4)
+    largest = np.full((1, 4), np.finfo(np.float32).max, dtype=np.float32)
+    assert method.transform(largest).tolist() == largest.tolist()
+    method.scale_ = np.full(4, 2.0)
+    with pytest.raises(UserError, match="MARC gives logits that are not finite"):
+        method.transform(largest)
+
+
+@pytest.mark.parametrize("wrong", ["scale_", "shift_"])
+def test_a_fit_that_is_not_finite_is_refused(wrong):
+    class Broken(LogitAdjustment):
+        def _fit(self, data, validation):
+            super()._fit(data, validation)
+            setattr(self, wrong, np.array([1.0, 2.0, 3.0, np.nan]))
+
+    with pytest.raises(UserError, match=f"Broken gave numbers that are not finite .{wrong}"):
+        Broken().fit(LOGITS, LABELS)
+
+
+def test_heads_that_are_not_finite_are_refused(monkeypatch):
+    broken = {name: LinearHead(np.full((4, 3), np.nan), np.zeros(4)) for name in ("lda", "balanced")}
+    monkeypatch.setattr("longtail.posthoc.halo.stack_heads", lambda *given: broken)
+    monkeypatch.setattr(HALO, "_fit_numbers", lambda self, problem: setattr(self, "numbers_", {}))
+    with pytest.raises(UserError, match="not finite .weights of lda"):
+        HALO().fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))

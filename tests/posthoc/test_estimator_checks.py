@@ -60,24 +60,24 @@ class OnItsLogits:
         return super()._calibrated(logits, logits)
 
 
-class CRTOnItsLogits(OnItsLogits, longtail.CRT):
+class CRTOnItsLogits(OnItsLogits, longtail.posthoc.CRT):
     pass
 
 
-class DisAlignOnItsLogits(OnItsLogits, longtail.DisAlign):
+class DisAlignOnItsLogits(OnItsLogits, longtail.posthoc.DisAlign):
     pass
 
 
 METHODS = [
     longtail.MARC(),
     longtail.MARC(solver="sgd", max_iter=20),
-    longtail.LWS(),
-    longtail.TauNorm(tau=1.0),
-    longtail.LogitAdjustment(),
-    longtail.TemperatureScaling(),
-    longtail.VectorScaling(),
-    longtail.MatrixScaling(),
-    longtail.PlattScaling(),
+    longtail.posthoc.LWS(),
+    longtail.posthoc.TauNorm(tau=1.0),
+    longtail.posthoc.LogitAdjustment(),
+    longtail.posthoc.TemperatureScaling(),
+    longtail.posthoc.VectorScaling(),
+    longtail.posthoc.MatrixScaling(),
+    longtail.posthoc.PlattScaling(),
     CRTOnItsLogits(),
     DisAlignOnItsLogits(max_iter=20),
 ]
@@ -85,7 +85,9 @@ METHODS = [
 
 def declared(method):
     checks = {**DECLARED, **(DECLARED_WITH_STEPS if hasattr(method, "max_iter") else {})}
-    if isinstance(method, longtail.TemperatureScaling | longtail.TauNorm):  # a class needs no sample there
+    if isinstance(
+        method, longtail.posthoc.TemperatureScaling | longtail.posthoc.TauNorm
+    ):  # a class needs no sample there
         checks = {name: reason for name, reason in checks.items() if reason != SAMPLES}
         del checks["check_positive_only_tag_during_fit"]
         checks["check_classifiers_one_label"] = "they keep the classifier's decisions, whatever labels they see"
@@ -155,8 +157,8 @@ def test_pickle_and_joblib_keep_a_fit(method, real):
     ("method", "setting", "values"),
     [
         (longtail.MARC(), "gamma", [0.0, 0.6, 1.2]),
-        (longtail.LogitAdjustment(), "tau", [0.0, 0.5, 1.0]),
-        (longtail.TauNorm(tau=1.0), "tau", [0.0, 1.0]),
+        (longtail.posthoc.LogitAdjustment(), "tau", [0.0, 0.5, 1.0]),
+        (longtail.posthoc.TauNorm(tau=1.0), "tau", [0.0, 1.0]),
         (DisAlignOnItsLogits(max_iter=100), "gamma", [0.0, 1.2]),
     ],
     ids=str,
@@ -169,14 +171,14 @@ def test_grid_search_over_a_pipeline(method, setting, values, real):
     search = GridSearchCV(steps, {name: values}, scoring="balanced_accuracy", cv=folds).fit(logits, y)
     assert search.best_params_[name] in values
     assert search.score(*real["test"]) > 0.5
-    if not isinstance(method, longtail.TauNorm):  # without norms of a head it has nothing to do
+    if not isinstance(method, longtail.posthoc.TauNorm):  # without norms of a head it has nothing to do
         assert search.best_params_[name] > 0  # a long tail asks for some repair
         assert np.ptp(search.cv_results_["mean_test_score"]) > 0
 
 
 def test_methods_compose_with_further_steps(real):
     logits, y = real["train"]
-    both = make_pipeline(longtail.MARC(), longtail.TemperatureScaling()).fit(logits, y)
+    both = make_pipeline(longtail.MARC(), longtail.posthoc.TemperatureScaling()).fit(logits, y)
     assert (both.predict(logits) == longtail.MARC().fit(logits, y).predict(logits)).all()
 
 
@@ -193,11 +195,11 @@ def test_names_of_classes_come_back(real):
 def test_features_are_routed_to_methods_that_need_them(real):
     (logits, y), features = real["train"], real["features"][real["rows"]]
     with sklearn.config_context(enable_metadata_routing=True):
-        method = longtail.CRT(max_iter=2000).set_fit_request(features=True).set_score_request(features=True)
+        method = longtail.posthoc.CRT(max_iter=2000).set_fit_request(features=True).set_score_request(features=True)
         scores = cross_val_score(method, logits, y, cv=3, params={"features": features})
     assert scores.mean() > 0.8
     outputs = Outputs(y, np.bincount(y), logits=logits, features=features)
-    method = longtail.CRT(max_iter=2000).fit(outputs)
+    method = longtail.posthoc.CRT(max_iter=2000).fit(outputs)
     assert method.score(outputs) == method.score(logits, y, features=features) > 0.9
 
 
@@ -210,4 +212,4 @@ def test_what_the_declared_checks_meet_is_explained(real):
     with pytest.raises(UserError, match=r"labels must be 0\.\.9.*found 1\.\.10"):
         longtail.MARC().fit(logits, y + 1)
     with pytest.raises(UserError, match="CRT needs features"):
-        longtail.CRT().fit(logits, y)
+        longtail.posthoc.CRT().fit(logits, y)

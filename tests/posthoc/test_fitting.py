@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import CRT, HALO, LWS, MARC, DisAlign, LogitAdjustment, Outputs, TauNorm, TemperatureScaling
+from longtail import HALO, MARC, Outputs
 from longtail.errors import UserError
-from longtail.posthoc import MatrixScaling, PlattScaling, Tempered, VectorScaling
-from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
+from longtail.posthoc import (
+    CRT,
+    LWS,
+    DisAlign,
+    LogitAdjustment,
+    MatrixScaling,
+    PlattScaling,
+    TauNorm,
+    TemperatureScaling,
+    Tempered,
+    VectorScaling,
+)
+from longtail.posthoc.inputs import chosen_images, fit_outputs, warn_if_no_errors
 
 from .conftest import HEAD, LABELS, LOGITS, outputs
 
@@ -92,7 +103,7 @@ def test_a_model_that_knows_its_training_images_is_told():
         made[:wrong] = made[:wrong, ::-1]
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            warn_if_all_is_known(method, Outputs(labels, np.array([100, 100]), logits=made, split=split))
+            warn_if_no_errors(method, Outputs(labels, np.array([100, 100]), logits=made, split=split))
         return [str(one.message) for one in found]
 
     assert told(2, MARC())[0].startswith("the model classifies 99.0 % of the training images correctly, so MARC")
@@ -102,7 +113,7 @@ def test_a_model_that_knows_its_training_images_is_told():
     assert told(0, MARC(), split="test") == []
     assert told(0, LogitAdjustment()) == []
     assert told(0, VectorScaling()) == []  # fitted on others
-    warn_if_all_is_known(MARC(), None)
+    warn_if_no_errors(MARC(), None)
 
 
 def test_a_closed_form_is_solved_without_a_pass():

@@ -6,14 +6,15 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
-from longtail import CRT, HALO, MARC, LogitAdjustment, Outputs, evaluate_logits
+from longtail import HALO, MARC, Outputs, evaluate
 from longtail.errors import UserError
-from longtail.posthoc.class_statistics import class_statistics
-from longtail.posthoc.cross_fit import cross_fit, head_of_loss, mean_loss
-from longtail.posthoc.heads import stack_heads
-from longtail.posthoc.held import like_training, sample_weights
+from longtail.posthoc import CRT, LogitAdjustment
+from longtail.posthoc.halo.heads import stack_heads
+from longtail.posthoc.halo.mixture import PRIORS
+from longtail.posthoc.halo.unseen import cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.held_out import like_training, sample_weights
 from longtail.posthoc.inputs import from_outputs
-from longtail.posthoc.stack import PRIORS
+from longtail.posthoc.solver.linear import class_statistics
 
 
 def golden_outputs(case, split):
@@ -173,6 +174,7 @@ def test_numbers_that_overflow_are_no_answer():
     assert np.isfinite(list(halo.numbers_.values())).all()
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 0.02, 30, 1e4, 1e8, 1e20, 1e30, 1e37])
 @pytest.mark.filterwarnings("error")
 def test_logits_of_any_size_are_solved(size):
@@ -183,12 +185,12 @@ def test_logits_of_any_size_are_solved(size):
     features = [np.concatenate([logits, rng.normal(size=(280, 5))], 1) for logits in (train, held, test)]
     for inputs in ((None,) * 3, features):
         usual = HALO().fit(train, y, features=inputs[0], validation=(held, y, inputs[1]))
-        expected = evaluate_logits(usual.transform(test, inputs[2]), y, np.bincount(y))
+        expected = evaluate(usual.transform(test, inputs[2]), y, np.bincount(y))
         halo = HALO().fit(size * train, y, features=inputs[0], validation=(size * held, y, inputs[1]))
         assert halo.result_.converged
         logits = halo.transform(size * test, inputs[2])
         assert np.isfinite(logits).all()
-        found = evaluate_logits(logits, y, np.bincount(y))
+        found = evaluate(logits, y, np.bincount(y))
         assert found.balanced == pytest.approx(expected.balanced, abs=0.04)
         assert found.nll == pytest.approx(expected.nll, abs=0.05)
 
@@ -286,11 +288,11 @@ def test_the_distribution_of_the_held_out_samples_hardly_matters(sizes):
         return noise * rng.normal(size=(len(labels), 4)) + 2 * np.eye(4)[labels] + 0.5 * np.log(counts), labels
 
     train, truth = draw(counts, 0.8), draw([3000] * 4, 1.5)
-    before = evaluate_logits(*truth, counts).balanced
+    before = evaluate(*truth, counts).balanced
     halo = HALO().fit(*train, validation=draw(sizes, 1.5))
     best = LogitAdjustment(tau=0.5).fit(*train)
-    oracle = evaluate_logits(best.transform(truth[0]), truth[1], counts).balanced
-    after = evaluate_logits(halo.transform(truth[0]), truth[1], counts).balanced
+    oracle = evaluate(best.transform(truth[0]), truth[1], counts).balanced
+    after = evaluate(halo.transform(truth[0]), truth[1], counts).balanced
     assert after > before + 0.5 * (oracle - before)
     assert after > oracle - 0.03
 
@@ -308,7 +310,7 @@ def test_real_features_of_cifar(cifar_features):
         held, rest = np.concatenate(rows), np.setdiff1d(np.arange(10_000), np.concatenate(rows))
         halo = HALO().fit(train, validation=_rows(data, counts, held))
         test = _rows(data, counts, rest)
-        scores = [evaluate_logits(method.transform(test), test.labels, counts) for method in (halo, marc)]
+        scores = [evaluate(method.transform(test), test.labels, counts) for method in (halo, marc)]
         gains.append(100 * (scores[0].balanced - scores[1].balanced))
         errors.append(100 * scores[0].ece)
     assert np.mean(gains) > 0.2  # 0.45 over many draws: docs/results/halo
@@ -359,7 +361,7 @@ def test_cross_fitting_helps_where_the_head_has_fitted_its_samples(frozen):
     halo = HALO(held_out="cross-fit").fit(train)
     assert halo.held_out_ == "a stack of heads; cross-fitted in 5 folds on 238 samples"
     scores = {
-        name: evaluate_logits(logits, test.labels, test.class_counts)
+        name: evaluate(logits, test.labels, test.class_counts)
         for name, logits in {
             "softmax": test.logits,
             "marc": MARC().fit(train).transform(test),
@@ -377,10 +379,10 @@ def test_folds_leave_out_every_sample_once_and_never_the_only_one_of_a_class(fro
     train, _ = frozen
     data = from_outputs(train)
     folds = cross_fit(data, train.features, lambda *given: {}, seed=3)
-    held = np.concatenate([fold.held for fold in folds])
+    held = np.concatenate([fold.left_out for fold in folds])
     assert sorted(held) == list(range(len(train)))
     for fold in folds:
-        kept = np.setdiff1d(np.arange(len(train)), fold.held)
+        kept = np.setdiff1d(np.arange(len(train)), fold.left_out)
         assert set(train.labels[kept]) == set(range(6))
     single = Outputs(
         np.append(train.labels[train.labels < 5], 5),
@@ -389,7 +391,7 @@ def test_folds_leave_out_every_sample_once_and_never_the_only_one_of_a_class(fro
         features=np.concatenate([train.features[train.labels < 5], train.features[-1:]]),
     )
     folds = cross_fit(from_outputs(single), single.features, lambda *given: {}, seed=3)
-    assert len(single) - 1 not in np.concatenate([fold.held for fold in folds])
+    assert len(single) - 1 not in np.concatenate([fold.left_out for fold in folds])
 
 
 def test_the_own_head_is_fitted_anew_to_the_loss_it_has(frozen):
@@ -424,7 +426,7 @@ def test_the_balanced_head_costs_no_more_passes_than_crt(cifar_features):
     data = cifar_features
     counts = np.bincount(data["y"])
     train = from_outputs(Outputs(data["y"], counts, logits=data["views"][0], features=data["view_features"][0]))
-    from longtail.posthoc.heads import balanced_head
+    from longtail.posthoc.halo.heads import balanced_head
 
     statistics = class_statistics(train.features, train.labels, 10)
     _, solution = balanced_head(train.features, train.labels, statistics)

@@ -6,24 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import HALO, Auto
-from longtail.posthoc import halo
-from longtail.posthoc.candidates import Candidate, Trial, Unchanged
-from longtail.posthoc.class_statistics import class_statistics
-from longtail.posthoc.cross_fit import Fold
-from longtail.posthoc.heads import spread, stack_heads
-from longtail.posthoc.held import BLOCK
-from longtail.posthoc.held_scores import fold_scores, model_scores, parts
+from longtail import HALO
+from longtail.posthoc import Auto, halo
+from longtail.posthoc.auto import Candidate, Trial, Unchanged
+from longtail.posthoc.halo.heads import spread, stack_heads
+from longtail.posthoc.halo.unseen import Fold, fold_scores, model_scores
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.linear import LinearHead
+from longtail.posthoc.solver.linear import LinearHead, class_statistics
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, outputs
-
-
-@pytest.mark.parametrize(("classes", "size"), [(10, 2048), (100, BLOCK // 100), (8142, 256)])
-def test_samples_are_scored_some_at_a_time(classes, size):
-    made = list(parts(3, 3 + 2 * size + 1, classes))
-    assert made == [slice(3, 3 + size), slice(3 + size, 3 + 2 * size), slice(3 + 2 * size, 4 + 2 * size)]
 
 
 @pytest.mark.parametrize("features", [None, FEATURES])
@@ -46,8 +37,8 @@ def test_samples_of_a_fold_are_scored_by_its_heads():
     found = list(fold_scores(folds, from_arrays(FEATURES, np.arange(19) % 3).rows, data.world))
     assert [rows for rows, _ in found] == [slice(0, 4), slice(4, 6)]  # one after the other
     for fold, (_, read) in zip(folds, found, strict=True):
-        for head_of, scores in zip((fold.own, fold.heads["lda"]), read(torch.float64), strict=True):
-            np.testing.assert_allclose(scores.T, FEATURES[fold.held] @ head_of.weight.T + head_of.bias, rtol=1e-5)
+        for head_of, scores in zip((fold.model_head, fold.heads["lda"]), read(torch.float64), strict=True):
+            np.testing.assert_allclose(scores.T, FEATURES[fold.left_out] @ head_of.weight.T + head_of.bias, rtol=1e-5)
 
 
 @pytest.mark.parametrize("more", [0, -1])
@@ -55,28 +46,12 @@ def test_scores_are_remembered_if_they_are_few(monkeypatch, more):
     """Three heads, 19 samples, 4 classes."""
     train, held_out = outputs(), outputs("validation", seed=3)
     fitted = HALO().fit(train, validation=held_out)
-    monkeypatch.setattr(halo, "REMEMBERED", 3 * 19 * 4 + more)
+    monkeypatch.setattr(halo, "CACHED_SCORES", 3 * 19 * 4 + more)
     data = fitted._check(held_out)
     problem = fitted.mixture(fitted._check(train), data)
-    assert (problem.held() is problem.held()) == (more == 0)
+    assert (problem.batches() is problem.batches()) == (more == 0)
     again = fitted.refitted(fitted._check(train), data)
     assert list(again.numbers_.values()) == pytest.approx(list(fitted.numbers_.values()), rel=1e-4)
-
-
-def test_what_is_said_of_held_out_samples():
-    data = from_arrays(np.zeros((9, 9)), np.arange(9))
-    made = HALO()
-
-    def said(number, missing):
-        made.missing_ = np.arange(missing)
-        made._describe("logits alone", number, data)
-        return made.held_out_
-
-    few = " (few: the numbers, and so the confidence, stay near those usual for networks)"
-    assert said(50, 0) == "logits alone"
-    assert said(49, 0) == f"logits alone{few}"
-    assert said(60, 5) == "logits alone, none of class 0, 1, 2, 3, 4"
-    assert said(49, 7) == f"logits alone{few}, none of class 0, 1, 2, 3, 4 and 2 more"
 
 
 def test_norms_that_are_all_alike_have_no_number():
@@ -86,23 +61,7 @@ def test_norms_that_are_all_alike_have_no_number():
     assert list(nearly.numbers_) == ["model", "prior", "norms"]
 
 
-def test_scores_too_large_for_float32_are_read_in_float64():
-    seen = []
-
-    def read(dtype):
-        seen.append(dtype)
-        return torch.from_numpy(1e13 * LOGITS.T[None]).to(dtype)
-
-    fitted = HALO().fit(LOGITS, LABELS, validation=(LOGITS + 1, LABELS))
-    fitted._problem(lambda: iter([(slice(0, 19), read)]), LABELS, from_arrays(LOGITS, LABELS))
-    assert seen == [torch.float32, torch.float64]
-    seen.clear()
-    exact = HALO(tolerance=1e-6).fit(LOGITS, LABELS, validation=(LOGITS + 1, LABELS))
-    exact._problem(lambda: iter([(slice(0, 19), read)]), LABELS, from_arrays(LOGITS, LABELS))
-    assert seen[0] == torch.float64
-
-
-def test_heads_without_an_opinion_are_zero():
+def test_heads_that_do_not_separate_classes_are_zero():
     """Features that are the same for all samples tell no classes apart; logits that are, have the width of one."""
     same = np.ones((19, 3), dtype=np.float32)
     data = from_arrays(LOGITS, LABELS, features=same)
@@ -129,3 +88,21 @@ def test_all_processes_take_the_choice_of_the_first(processes, monkeypatch):
     fitted = Auto()
     fitted._fit(SimpleNamespace(world=world), None)
     assert fitted.choice_ == ("last" if processes == 1 else "first")
+
+
+def test_few_held_out_samples_are_pointed_out():
+    many = np.concatenate([LOGITS, LOGITS + 1, LOGITS + 2])
+    labels = np.concatenate([LABELS] * 3)
+    few = " (few: the numbers, and so the confidence, stay near those usual for networks)"
+    for number, text in ((50, ""), (49, few)):
+        fitted = HALO().fit(LOGITS - 5, LABELS, validation=(many[:number], labels[:number]))
+        assert fitted.held_out_ == f"logits alone; {number} held-out samples{text}"
+        assert fitted.notes()[0] == f"fitted on {fitted.held_out_}"
+
+
+@pytest.mark.parametrize("size", [1e13, 1e-13])
+def test_logits_of_any_size_are_mixed_alike(size):
+    """Beyond the range of products in float32 they are mixed in float64."""
+    plain = HALO("train").fit(LOGITS, LABELS, validation=(LOGITS + 1, LABELS))
+    scaled = HALO("train").fit(size * LOGITS, LABELS, validation=(size * (LOGITS + 1), LABELS))
+    assert np.mean(scaled.predict(size * LOGITS) == plain.predict(LOGITS)) > 0.8  # the unit is found to a tenth

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.class_statistics import ClassStatistics, class_statistics
-from longtail.posthoc.heads import balanced_head, lda_head, spread
-from longtail.posthoc.linear import LinearHead, ManyHeads
+from longtail.posthoc.halo.heads import balanced_head, lda_head, spread
 from longtail.posthoc.lws import balanced_weights
+from longtail.posthoc.solver.linear import ClassStatistics, LinearHead, StackedHeads, class_statistics
 
 from .conftest import FEATURES, HEAD, LABELS, LOGITS, RNG, TARGET
 
@@ -86,7 +85,7 @@ def test_many_heads_score_as_each_of_them_does():
     heads = [LinearHead(rng.normal(size=(4, 6)), rng.normal(size=4)) for _ in range(3)]
     features = torch.from_numpy(rng.normal(size=(9, 6)))
     for dtype, places in ((torch.float64, 12), (torch.float32, 4)):
-        together = ManyHeads(heads).scores(features, dtype)
+        together = StackedHeads(heads).scores(features, dtype)
         assert together.dtype == dtype
         for head, scores in zip(heads, together, strict=True):
             np.testing.assert_almost_equal(scores.T.numpy(), head.scores(features).numpy(), decimal=places)

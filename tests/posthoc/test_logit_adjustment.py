@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from longtail import LogitAdjustment
 from longtail.errors import UserError
+from longtail.posthoc import LogitAdjustment
 
 
 def fitted(case, tau):

@@ -3,9 +3,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longtail import LWS, MARC
+from longtail import MARC
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.affine import AffineProblem
+from longtail.posthoc import LWS
+from longtail.posthoc.solver.affine import AffineProblem
 
 
 def test_logits_loss_and_gradient_agree_with_the_authors_code(golden):
@@ -41,7 +42,7 @@ def test_the_optimum_is_that_of_class_balanced_cross_entropy():
 
     def loss(scale):
         losses = F.cross_entropy(torch.from_numpy(logits * scale), torch.from_numpy(y), reduction="none").numpy()
-        return np.mean([losses[y == c].mean() for c in range(3)]) + 0.5 * 0.01 * (10 / 3) * scale @ scale
+        return np.mean([losses[y == c].mean() for c in range(3)]) + 0.5 * 0.01 * (10 / 3) * (scale - 1) @ (scale - 1)
 
     best = minimize(loss, np.ones(3), options={"gtol": 1e-9})
     method = LWS(ridge=0.01, tolerance=1e-7).fit(logits, y)

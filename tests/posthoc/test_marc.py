@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from sklearn.base import clone
 
 from longtail import MARC
-from longtail.data.imbalance import few_per_class
-from longtail.metrics.scores import evaluate_logits
+from longtail.data.imbalance import subsample_per_class
+from longtail.metrics.scores import evaluate
+from longtail.posthoc import LWS, PlattScaling, VectorScaling
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.sgd import weighted_cross_entropy
+from longtail.posthoc.solver.sgd import weighted_cross_entropy
 
 from .conftest import balanced, problem_data
 
@@ -27,7 +28,8 @@ def naive_loss(logits, y, counts, norms, omega, beta, gamma, ridge=0.0):
         log_sum = highest + np.log(sum(np.exp(a - highest) for a in calibrated))
         total += weights[label] * (log_sum - calibrated[label])
     # Ten classes are what the ridge is stated for; it weighs as much beside a class's share of the loss at any number.
-    return total / len(y) + 0.5 * ridge * 10 / len(counts) * (np.square(omega).sum() + np.square(beta).sum())
+    ridge = ridge * 10 / len(counts) * weights[y].mean()
+    return total / len(y) + 0.5 * ridge * (np.square(omega - 1).sum() + np.square(beta).sum())
 
 
 def golden_problem(case, gamma):
@@ -127,7 +129,7 @@ def test_exact_is_the_minimum_that_plain_scipy_finds(centre):
     def value(x):
         pull = x - origin
         plain = naive_loss(logits, y, counts, norms, x[:4], x[4:], gamma=1.2)
-        return plain + 0.5 * 0.01 * (10 / 4) * pull @ pull
+        return plain + 0.5 * 0.01 * (10 / 4) * class_weights(counts, 1.2)[y].mean() * pull @ pull
 
     best = minimize(value, np.repeat([1.0, 0.0], 4), method="BFGS", options={"gtol": 1e-8})
     marc = MARC(ridge=0.01, ridge_centre=centre, tolerance=1e-6).fit(logits, y, weight_norms=norms)
@@ -149,8 +151,8 @@ def test_many_steps_of_sgd_come_to_the_exact_optimum():
 def test_the_ridge_weighs_as_much_at_any_number_of_classes():
     """Ten times as many classes, each with a copy of the same problem: the same answer."""
     rng = np.random.default_rng(0)
-    y, classes = np.repeat([0, 1], [90, 10]), 2
-    logits = rng.normal(size=(100, classes)) + 2 * np.eye(classes)[y] + [1, -1]
+    y, classes = np.repeat([0, 1, 2], [60, 30, 10]), 3
+    logits = rng.normal(size=(100, classes)) + 2 * np.eye(classes)[y] + [1, 0, -1]
     small = MARC(ridge=0.05, tolerance=1e-8).fit(logits, y)
     copies = 10
     # Of every copy the other classes are out of reach.
@@ -162,6 +164,20 @@ def test_the_ridge_weighs_as_much_at_any_number_of_classes():
         own = slice(classes * copy, classes * (copy + 1))
         np.testing.assert_allclose(many.omega_[own], small.omega_, atol=1e-3)
         np.testing.assert_allclose(many.beta_[own], small.beta_, atol=1e-3)
+
+
+def test_what_is_added_to_both_logits_of_a_sample_changes_nothing():
+    """Two classes: only the difference of the logits decides, before the fit and in it."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [900, 20])
+    logits = rng.normal(size=(920, 2)) + 2 * np.eye(2)[y] + [3, -3]
+    moved = logits + 5 * rng.normal(size=(920, 1))
+    for method in (MARC(), MARC(solver="sgd", max_iter=50), LWS(), VectorScaling(), PlattScaling()):
+        expected = method.fit(logits, y).predict_proba(logits)
+        np.testing.assert_allclose(method.fit(moved, y).predict_proba(moved), expected, atol=1e-4)
+        assert method.scale_[0] == pytest.approx(method.scale_[1])
+        order = np.argsort(logits[:, 1] - logits[:, 0])
+        assert (np.diff(expected[order, 1]) >= 0).all()
 
 
 def test_equal_counts_and_gamma_zero_mean_equal_weights():
@@ -199,6 +215,7 @@ def test_accuracy_on_real_features_is_the_stated_one(cifar_features, settings, v
     assert reached[: len(expected)] == pytest.approx(expected, abs=0.7)
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 @pytest.mark.parametrize("kind", ["balanced", "reversed", "two of each", "three views"])
 def test_samples_that_are_not_distributed_like_training_stand_for_it(kind):
     """Every class repeats the same few samples, so that any distribution of them can be the same problem."""
@@ -223,7 +240,7 @@ def test_training_counts_on_a_balanced_set_do_not_over_correct(cifar_features):
     data = cifar_features
     held_out, rest = slice(0, None, 2), slice(1, None, 2)
     marc = MARC().fit(data["test"][held_out], data["test_y"][held_out], class_counts=np.bincount(data["y"]))
-    after = evaluate_logits(marc.transform(data["test"][rest]), data["test_y"][rest], np.bincount(data["y"])).balanced
+    after = evaluate(marc.transform(data["test"][rest]), data["test_y"][rest], np.bincount(data["y"])).balanced
     assert after > 0.755  # without weights for their own counts: 0.60
 
 
@@ -236,7 +253,7 @@ def test_the_images_that_auto_takes_are_enough_on_real_features(cifar_features):
         return 100 * (marc.predict(data["test"]) == data["test_y"]).mean()
 
     most = MARC().enough_images(len(counts))
-    draws = [few_per_class(data["y"], most, seed) for seed in range(5)]
+    draws = [subsample_per_class(data["y"], most, seed) for seed in range(5)]
     assert len(draws[0]) < 0.17 * len(data["y"])
     lost = accuracy(slice(None)) - np.mean([accuracy(rows) for rows in draws])
     assert abs(lost) <= 0.1

@@ -7,7 +7,7 @@ from sklearn.base import clone
 
 from longtail import MARC, Outputs
 from longtail.errors import UserError
-from longtail.metrics.scores import evaluate_logits
+from longtail.metrics.scores import evaluate
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
 
@@ -27,7 +27,7 @@ def test_a_path_of_gammas_is_the_solves_one_by_one(cifar_features):
 
 
 def test_a_path_of_all_gammas_costs_less_than_five_solves(cifar_features, monkeypatch):
-    from longtail.posthoc.affine import AffineProblem
+    from longtail.posthoc.solver.affine import AffineProblem
 
     passes = []
     for name in ("_sums", "gradients"):
@@ -115,8 +115,8 @@ def test_gamma_is_chosen_on_held_out_outputs(cifar_features):
     assert 1.0 <= marc.gamma_ <= 2.0
     rest, rest_y = data["test"][~half], data["test_y"][~half]
     counts = np.bincount(data["y"])
-    auto = evaluate_logits(marc.transform(rest), rest_y, counts).balanced
-    plain = evaluate_logits(rest, rest_y, counts).balanced
+    auto = evaluate(marc.transform(rest), rest_y, counts).balanced
+    plain = evaluate(rest, rest_y, counts).balanced
     assert auto > plain + 0.07
     # Each of the solves, from its neighbour's answer, is the one from scratch.
     fixed = MARC(gamma=marc.gamma_).fit(data["views"][0], data["y"], weight_norms=data["norms"])

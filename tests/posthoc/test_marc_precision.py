@@ -11,6 +11,7 @@ from longtail import MARC
 from .conftest import problem_data
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 12), st.floats(0, 2), st.floats(0.3, 8))
 def test_exact_converges_whatever_the_classes_and_scales(seed, classes, gamma, scale):
@@ -23,6 +24,7 @@ def test_exact_converges_whatever_the_classes_and_scales(seed, classes, gamma, s
     assert marc.result_.iterations < 150
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 1000),
@@ -31,7 +33,7 @@ def test_exact_converges_whatever_the_classes_and_scales(seed, classes, gamma, s
     st.sampled_from(["plain", "separable", "large", "alike", "constant"]),
 )
 def test_by_way_of_parts_it_is_the_same_answer_whatever_the_data(seed, classes, gamma, kind):
-    from longtail.posthoc import affine
+    from longtail.posthoc.solver import affine
 
     rng = np.random.default_rng(seed)
     counts = np.maximum((400 * 0.02 ** (np.arange(classes) / (classes - 1))).astype(int), 1)
@@ -56,7 +58,7 @@ def test_by_way_of_parts_it_is_the_same_answer_whatever_the_data(seed, classes, 
 
 
 def test_few_passes_are_enough(monkeypatch):
-    from longtail.posthoc import affine
+    from longtail.posthoc.solver import affine
 
     rng = np.random.default_rng(0)
     classes = 60
@@ -98,7 +100,7 @@ def test_one_sample_per_class_and_extreme_logits_stay_finite():
 
 
 def test_large_problems_in_float32_give_the_answer_of_float64(monkeypatch):
-    from longtail.posthoc import affine
+    from longtail.posthoc.solver import affine
 
     logits, y, _, norms = problem_data(counts=(3000, 900, 200, 30))
     precise = MARC().fit(logits, y, weight_norms=norms)
@@ -109,7 +111,7 @@ def test_large_problems_in_float32_give_the_answer_of_float64(monkeypatch):
 
 
 def test_where_float32_is_not_enough_it_goes_on_in_float64(monkeypatch):
-    from longtail.posthoc import affine
+    from longtail.posthoc.solver import affine
 
     logits, y, _, norms = problem_data(counts=(3000, 900, 200, 30))
     monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)

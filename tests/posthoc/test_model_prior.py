@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import HALO, MARC, LogitAdjustment, Outputs
+from longtail import HALO, MARC, Outputs
 from longtail.errors import UserError
 from longtail.methods import TRAIN_METHODS, build_posthoc
+from longtail.posthoc import LogitAdjustment
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.model_prior import find_model_prior
+from longtail.posthoc.priors import detect_model_prior
 
 COUNTS = np.array([400, 120, 40, 12])
 LOG_PRIOR = np.log(COUNTS / COUNTS.sum())
@@ -28,32 +29,32 @@ def drawn(sizes, seed, *, offset=LOG_PRIOR, scale=1.0, unknown=1.0):
 def test_training_outputs_tell_what_a_model_is_right_for(offset, expected, scale, sizes):
     """At any usual temperature, whatever the distribution of the samples at hand."""
     logits, labels = drawn(sizes, 0, offset=offset, scale=scale)
-    assert find_model_prior(from_arrays(logits, labels, class_counts=COUNTS)) == expected
+    assert detect_model_prior(from_arrays(logits, labels, class_counts=COUNTS)) == expected
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_logits_in_another_unit_tell_nothing(scale):
     logits, labels = drawn(COUNTS, 0, offset=0, scale=scale)
-    assert find_model_prior(from_arrays(logits, labels, class_counts=COUNTS)) == "train"
+    assert detect_model_prior(from_arrays(logits, labels, class_counts=COUNTS)) == "train"
 
 
 def test_training_images_that_are_all_known_tell_nothing():
     logits, labels = drawn(COUNTS, 0, offset=0, unknown=0.05)
-    assert find_model_prior(from_arrays(logits, labels, class_counts=COUNTS)) == "train"
+    assert detect_model_prior(from_arrays(logits, labels, class_counts=COUNTS)) == "train"
 
 
 def test_equal_classes_leave_nothing_to_find():
     logits, labels = drawn(np.full(4, 50), 0, offset=0)
-    assert find_model_prior(from_arrays(logits, labels)) == "train"
+    assert detect_model_prior(from_arrays(logits, labels)) == "train"
 
 
 def test_few_of_many_logits_are_looked_at(monkeypatch):
     logits, labels = drawn(COUNTS, 0, offset=0)
-    monkeypatch.setattr("longtail.posthoc.model_prior.LOOKED_AT", 4 * 250)
+    monkeypatch.setattr("longtail.posthoc.priors.MODEL_PRIOR_LOGITS", 4 * 250)
     data = from_arrays(logits, labels)
     read = []
     monkeypatch.setattr(data.rows, "read", lambda rows: read.append(rows) or torch.from_numpy(logits[rows]).float())
-    assert find_model_prior(data) == "uniform"
+    assert detect_model_prior(data) == "uniform"
     assert [len(rows) for rows in read] == [250]
 
 

@@ -7,15 +7,14 @@ import torch.nn.functional as F
 from sklearn.exceptions import ConvergenceWarning
 
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.affine import AffineProblem
-from longtail.posthoc.class_statistics import class_statistics
-from longtail.posthoc.curvature import Blocks
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.linear import LinearProblem, plain_penalty
 from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.platt import _OneVersusRest
 from longtail.posthoc.scaling import _MatrixProblem
 from longtail.posthoc.solver import Problem, minimise
+from longtail.posthoc.solver.affine import AffineProblem
+from longtail.posthoc.solver.curvature import Blocks
+from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, check_gradient
 
@@ -32,7 +31,7 @@ def test_the_affine_problem_is_its_formula(shifts):
     def plain(at):
         omega, beta = at.chunk(2)
         losses = F.cross_entropy(stored * omega + beta * norms, TARGET, reduction="none")
-        return (weights * losses).sum() + 0.15 * (at - torch.from_numpy(centre)).square().sum()
+        return (weights * losses).sum() + 0.15 * weights.sum() * (at - torch.from_numpy(centre)).square().sum()
 
     point = torch.from_numpy(x).requires_grad_()
     plain(point).backward()

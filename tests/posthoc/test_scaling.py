@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.linear_model import LogisticRegression
 
-from longtail import MARC, PlattScaling, TemperatureScaling, VectorScaling
+from longtail import MARC
 from longtail.metrics.confidence import expected_calibration_error, softmax
+from longtail.posthoc import PlattScaling, TemperatureScaling, VectorScaling
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(3), [150, 70, 30])
@@ -24,6 +25,7 @@ def test_temperature_is_the_one_of_a_line_search():
     assert (method.predict(LOGITS) == LOGITS.argmax(1)).all()
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 def test_logits_worse_than_chance_become_flat_and_keep_their_order():
     rng = np.random.default_rng(0)
     y = np.arange(90) % 3
@@ -57,6 +59,7 @@ def test_vector_scaling_is_the_minimum_and_marc_without_weights():
     np.testing.assert_allclose(method.transform(LOGITS), marc.transform(LOGITS), atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 def test_platt_scaling_is_a_logistic_regression_per_class():
     method = PlattScaling().fit(LOGITS, Y)
     for j in range(3):
@@ -78,6 +81,7 @@ def test_platt_stands_a_class_told_apart_perfectly():
     assert np.abs(method.scale_).max() < 10
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 @pytest.mark.parametrize("kind", [TemperatureScaling, VectorScaling, PlattScaling])
 def test_derivatives(kind):
     """The solver saw a gradient that is zero where the value is lowest: moving away never helps."""

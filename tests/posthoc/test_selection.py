@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from longtail import MARC, LogitAdjustment, TauNorm
+from longtail import MARC
 from longtail.errors import UserError
+from longtail.posthoc import LogitAdjustment, TauNorm
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.selection import between, require_validation
+from longtail.posthoc.settings import interpolated, require_validation
 
 from .conftest import LABELS
 
@@ -38,15 +39,15 @@ def test_of_equally_good_gammas_the_papers_is_taken():
 def test_a_polynomial_goes_through_the_nearest_that_are_not_too_close():
     """Answers x^2 of the nearest five; one as near to another as the setting is to both is left out."""
     known = {float(x): np.array([x**2, 1.0]) for x in range(4)}
-    np.testing.assert_allclose(between(known, 4.0), [16, 1])
-    assert between({2.0: np.array([7.0])}, 0.0).tolist() == [7]
+    np.testing.assert_allclose(interpolated(known, 4.0), [16, 1])
+    assert interpolated({2.0: np.array([7.0])}, 0.0).tolist() == [7]
     close = {1.0: np.array([1.0]), 1.01: np.array([50.0])}
-    assert between(close, 0.0).tolist() == [1]  # the second would be an extrapolation of noise
+    assert interpolated(close, 0.0).tolist() == [1]  # the second would be an extrapolation of noise
     at_the_edge = {0.0: np.array([0.0]), 0.99: np.array([5.0])}
-    assert between(at_the_edge, 1.99).tolist() == [5]
+    assert interpolated(at_the_edge, 1.99).tolist() == [5]
     far_enough = {0.0: np.array([0.0]), 1.0: np.array([5.0])}
-    assert between(far_enough, 2.0).tolist() == [10]
+    assert interpolated(far_enough, 2.0).tolist() == [10]
     sixth = {float(x): np.array([float(x == 5)]) for x in range(6)}
-    assert between(sixth, -1.0).tolist() == [0]  # the sixth nearest has no say
+    assert interpolated(sixth, -1.0).tolist() == [0]  # the sixth nearest has no say
     fifth = {float(x): np.array([float(x == 4)]) for x in range(6)}
-    assert between(fifth, -1.0).tolist() == [1]
+    assert interpolated(fifth, -1.0).tolist() == [1]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from longtail.data.samplers import Sampler
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.sgd import learning_rate, train_affine, train_parameters
+from longtail.posthoc.solver.sgd import learning_rate, train_affine, train_parameters
 
 from .conftest import LABELS, LOGITS, TARGET
 
@@ -61,7 +61,8 @@ def test_one_step_of_omega_and_beta(divide_by):
     stored = data.rows.read(slice(None)).float()
     logits = stored * x[:4] + x[4:] * torch.from_numpy(norms).float()
     mean = F.cross_entropy(logits, TARGET, weights, reduction="sum")
-    loss = mean / (19 if divide_by == "batch" else weights[TARGET].sum()) + 0.25 * x.square().sum()
+    loss = mean / (19 if divide_by == "batch" else weights[TARGET].sum())
+    loss = loss + 0.25 * (weights[TARGET].mean() if divide_by == "batch" else 1) * x.square().sum()
     loss.backward()
     np.testing.assert_allclose(found.x, (x - 0.1 * x.grad).detach(), rtol=1e-5)
     assert found.value == pytest.approx(loss.item(), rel=1e-5)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from longtail.posthoc.curvature import Blocks
 from longtail.posthoc.solver import Problem, minimise
+from longtail.posthoc.solver.curvature import Blocks
 
 
 class Quadratic(Problem):
@@ -102,7 +102,7 @@ class WithPart(Quadratic):
         super().__init__(coupling=1e-3)
         self.off = off
 
-    def smaller(self):
+    def subsampled(self):
         part = Quadratic()
         part.best = self.best + self.off
         part.share = 0.25
@@ -224,7 +224,7 @@ def test_blocks_are_taken_at_first_and_after_every_ten_passes():
 
 def test_where_a_part_is_solved_first_blocks_wait_for_its_answer():
     problem = Recorder()
-    problem.smaller = Quadratic
+    problem.subsampled = Quadratic
     minimise(problem, np.zeros(60), tolerance=1e-1)
     assert problem.kinds.startswith("vb")
     plain = Unpaired(classes=2)

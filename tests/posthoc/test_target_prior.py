@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from longtail.errors import UserError
-from longtail.posthoc.candidates import stratified, target_weights
+from longtail.posthoc.auto import stratified, target_weights
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.target_prior import (
+from longtail.posthoc.priors import (
     NEVER,
     check_target_prior,
     log_target,

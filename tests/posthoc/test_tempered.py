@@ -5,13 +5,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longtail import HALO, MARC, LogitAdjustment, TemperatureScaling, Tempered
+from longtail import HALO, MARC
 from longtail.errors import UserError
-from longtail.metrics.scores import evaluate_logits
-from longtail.posthoc.held import sample_weights
+from longtail.metrics.scores import evaluate
+from longtail.posthoc import LogitAdjustment, TemperatureScaling, Tempered
+from longtail.posthoc.held_out import TEMPERATURES, best_scale, sample_weights
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.likelihood import TEMPERATURES, best_scale
-from longtail.posthoc.target_prior import NEVER
+from longtail.posthoc.priors import NEVER
 
 from .conftest import LABELS, LOGITS, outputs
 
@@ -33,7 +33,7 @@ def test_decisions_stay_and_confidence_becomes_honest():
     before, after = alone.transform(test), tempered.transform(test)
     np.testing.assert_array_equal(before.argmax(1), after.argmax(1))
     np.testing.assert_allclose(after, before / tempered.temperature_, atol=1e-5)
-    scores = [evaluate_logits(logits, y, COUNTS) for logits in (before, after)]
+    scores = [evaluate(logits, y, COUNTS) for logits in (before, after)]
     assert scores[1].ece < 0.5 * scores[0].ece
     assert scores[1].nll < scores[0].nll
     # The likelihood at the prior pi^(1/2), searched on a grid.
@@ -61,6 +61,7 @@ def test_a_target_prior_is_not_scaled():
     assert 2 not in moved.predict(held[0])
 
 
+@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
 def test_it_folds():
     rng = np.random.default_rng(0)
     weight, bias = torch.randn(4, 7, generator=torch.Generator().manual_seed(0)), torch.zeros(4)

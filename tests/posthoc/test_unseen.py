@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from longtail import MARC, LogitAdjustment, Outputs, TauNorm, TemperatureScaling
+from longtail import MARC, Outputs
 from longtail.errors import UserError
-from longtail.posthoc.fitting import fit_outputs
-from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.unseen import require_unseen
+from longtail.posthoc import LogitAdjustment, TauNorm, TemperatureScaling
+from longtail.posthoc.held_out import require_unseen
+from longtail.posthoc.inputs import fit_outputs, from_arrays
 
 from .conftest import RNG
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from longtail import CRT, LWS, MARC, DisAlign, Outputs
+from longtail import HALO, Outputs
+from longtail.posthoc import CRT, LWS, DisAlign
 from longtail.posthoc.base import PostHoc
-from longtail.report.summary import Summary, fitted, summarise
+from longtail.report.build import fit_gammas, target_points, usual_marc
+from longtail.report.summary import Calibrated, Summary, summarise
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -29,12 +33,19 @@ def real_outputs(cifar_features):
 
 def summary_of(train: Outputs, test: Outputs, validation: Outputs | None = None, **others: PostHoc) -> Summary:
     """A summary about MARC, with other methods beside it."""
-    after = fitted(MARC(), "MARC", "marc", train, test, validation)
-    beside = [fitted(method, name, name.lower(), train, test, validation) for name, method in others.items()]
-    return summarise(train, test, validation=validation, after=after, others=beside)
+    gammas = fit_gammas(train)
+    calibrated = [usual_marc(gammas, train, test)]
+    for name, method in others.items():
+        logits = np.asarray(method.fit(train, validation=validation).transform(test))
+        calibrated.append(Calibrated(name, logits, method.n_parameters_))
+        if isinstance(method, HALO):
+            both = [(logits, test), (np.asarray(method.transform(validation)), validation)]
+            targets = target_points(list(method.log_target_), list(method.log_prior_), both)
+            calibrated[-1] = replace(calibrated[-1], targets=targets)
+    return summarise(test, validation, calibrated, gammas)
 
 
 @pytest.fixture(scope="session")
 def real_summary(real_outputs):
     train, validation, test = real_outputs
-    return summary_of(train, test, validation, DisAlign=DisAlign(max_iter=200), cRT=CRT(), LWS=LWS())
+    return summary_of(train, test, validation, DisAlign=DisAlign(max_iter=200), cRT=CRT(), LWS=LWS(), HALO=HALO())

@@ -10,8 +10,7 @@ from PIL import Image
 from longtail import Outputs
 from longtail.errors import UserError
 from longtail.report import figures
-from longtail.report.figures import FIGURES, write_figures
-from longtail.report.style import drawing
+from longtail.report.figures import FIGURES, drawing, write_figures
 
 from .conftest import summary_of
 
@@ -65,8 +64,8 @@ def test_curves_show_the_numbers_head_to_tail(real_summary):
     ends = np.array([segment[:, 1] for segment in changes.get_segments()])
     np.testing.assert_allclose(ends, np.stack([before.get_offsets()[:, 1], after.get_offsets()[:, 1]], axis=1))
     overall = draw("accuracy-against-gamma", real_summary).axes[0].lines[0]
-    np.testing.assert_allclose(overall.get_xdata(), [point.gamma for point in real_summary.points])
-    np.testing.assert_allclose(overall.get_ydata(), [100 * point.metrics.balanced for point in real_summary.points])
+    np.testing.assert_allclose(overall.get_xdata(), [point.setting for point in real_summary.gammas])
+    np.testing.assert_allclose(overall.get_ydata(), [100 * point.metrics.balanced for point in real_summary.gammas])
 
 
 def test_rows_of_the_confusion_are_true_classes(real_summary):
@@ -79,7 +78,7 @@ def test_rows_of_the_confusion_are_true_classes(real_summary):
         np.testing.assert_allclose(shown.sum(1), 100)
         assert not np.allclose(shown.sum(0), 100)
         assert axes.get_ylabel().startswith("true class")
-        assert axes.get_xlabel().startswith("taken for")
+        assert axes.get_xlabel().startswith("predicted class")
 
 
 def test_figures_say_which_images_they_show(real_summary):
@@ -124,8 +123,9 @@ def test_long_names_leave_room_for_the_curves_and_do_not_overprint(tmp_path):
     classes = 40
     counts = np.arange(2 * classes, classes, -1)
     names = tuple(f"{label} a name of fifty-seven letters, which no axis can hold" for label in range(classes))
-    logits = np.random.default_rng(0).normal(size=(counts.sum(), classes)).astype(np.float32)
-    outputs = Outputs(np.repeat(np.arange(classes), counts), counts, logits=logits, class_names=names, split="test")
+    labels = np.repeat(np.arange(classes), counts)
+    logits = (np.random.default_rng(0).normal(size=(len(labels), classes)) + np.eye(classes)[labels]).astype(np.float32)
+    outputs = Outputs(labels, counts, logits=logits, class_names=names, split="test")
     summary = summary_of(replace(outputs, split="train"), outputs)
     for name in ("class-means", "class-accuracy", "winners-and-losers", "confusion"):
         figure = draw(name, summary)

@@ -77,6 +77,7 @@ def test_numbers_of_the_page_are_those_of_the_summary(real_summary):
         "DisAlign": 85,
         "cRT": 650,
         "LWS": 10,
+        "HALO": real_summary.others["HALO"].parameters,
     }
 
 
@@ -116,12 +117,12 @@ def test_the_slider_changes_numbers_chart_and_command(visit, page_path, real_sum
         return page.locator("#point-cards .card", has_text=heading).locator(".value").inner_text()
 
     at_paper = balanced()
-    assert at_paper == f"{100 * real_summary.points[12].metrics.balanced:.1f}"
+    assert at_paper == f"{100 * real_summary.gammas[12].metrics.balanced:.1f}"
     bars = "document.getElementById('point-accuracy').data.at(-1).y"
     drawn = page.evaluate(bars)
     page.locator("#gamma").evaluate("(slider) => { slider.value = 2; slider.dispatchEvent(new Event('input')); }")
     assert page.locator("#gamma-value").inner_text() == "0.2"
-    assert balanced() == f"{100 * real_summary.points[2].metrics.balanced:.1f}" != at_paper
+    assert balanced() == f"{100 * real_summary.gammas[2].metrics.balanced:.1f}" != at_paper
     assert page.evaluate(bars) != drawn
     assert page.locator("#command").inner_text() == "longtail calibrate 'runs/my run' --options gamma 0.2"
     assert page.complaints == []
@@ -136,7 +137,7 @@ def test_the_slider_moves_along_the_target_prior(visit, page_path, real_summary)
     def balanced():
         return page.locator("#point-cards .card", has_text=heading).locator(".value").inner_text()
 
-    places = {point.power: place for place, point in enumerate(real_summary.targets)}
+    places = {point.setting: place for place, point in enumerate(real_summary.targets)}
     assert balanced() == f"{100 * real_summary.targets[places[0.0]].metrics.balanced:.1f}"
     page.locator("#gamma").evaluate("(slider) => { slider.value = 0; slider.dispatchEvent(new Event('input')); }")
     assert balanced() == f"{100 * real_summary.targets[places[1.0]].metrics.balanced:.1f}"
@@ -145,7 +146,7 @@ def test_the_slider_moves_along_the_target_prior(visit, page_path, real_summary)
         "document.getElementById('trade-off').data.find((trace) => trace.name === 'best on validation').x[0]"
     )
     best = max(real_summary.targets, key=lambda point: round(100 * point.validation.balanced, 1))
-    assert marked == best.power
+    assert marked == best.setting
     assert page.complaints == []
 
 
@@ -249,9 +250,9 @@ def test_advice_fits_the_splits(real_summary, tmp_path):
     def text(summary):
         return write_page(summary, CONTEXT, tmp_path / "index.html").read_text()
 
-    alone = [replace(point, validation=None) for point in real_summary.points]
+    alone = [replace(point, validation=None) for point in real_summary.gammas]
     assert "Choose by the validation line; the test line is for the record." in text(real_summary)
-    assert "Without validation images to choose by" in text(replace(real_summary, points=alone))
+    assert "Without validation images to choose by" in text(replace(real_summary, gammas=alone))
     assert "without a test split" in text(replace(real_summary, split="validation"))
 
 

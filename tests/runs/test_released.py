@@ -31,7 +31,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_released_network_predicts_and_nothing_is_written(folder, digits_run):
     before = content(folder)
-    images = longtail.open_splits("digits-lt").test.pixels[:5, 0].numpy()
+    images = longtail.data.open_splits("digits-lt").test.pixels[:5, 0].numpy()
     found = longtail.load(f"released:{NAME}").predict(list(images), progress=False)
     assert found.names == longtail.load(digits_run).predict(list(images), progress=False).names
     assert longtail.Run.open(f"released:{NAME}").model_identity == longtail.Run.open(digits_run).model_identity
@@ -80,11 +80,11 @@ def test_images_that_are_not_those_of_the_network_are_refused(folder):
     path.write_text(json.dumps(record))
     run = longtail.Run.open(f"released:{NAME}")
     with pytest.raises(UserError, match="held-out images cannot be told from those the network has seen"):
-        run.images("validation", run.splits())
+        run.images("validation")
 
 
 def test_the_list(folder, capsys):
-    assert main(["released", "--json"]) == 0
+    assert main(["methods", "--released", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["name"], row["method"], row["seed"]) == (NAME, "softmax", 0)
 
@@ -112,7 +112,7 @@ HERE = sorted(released.CLONE.glob("*/run.json")) if released.CLONE.is_dir() else
 def test_what_the_repository_releases_is_whole(record):
     """Weights load with the identity that was written, are small, and no path of a machine is told."""
     run = longtail.Run.open(record.parent)
-    run.load_model()
+    run.model()
     assert (record.parent / "model.safetensors").stat().st_size < 2_000_000
     assert {path.name for path in record.parent.iterdir()} == set(released.FILES)
     assert '"/' not in record.read_text(encoding="utf-8")

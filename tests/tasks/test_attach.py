@@ -31,7 +31,7 @@ def test_it_is_exported_as_a_program(attached):
 
 
 def test_it_is_saved_with_its_numbers(attached):
-    empty = longtail.attach(network(), longtail.LogitAdjustment().fit(np.eye(4) * 2, [0, 1, 2, 3]))
+    empty = longtail.attach(network(), longtail.posthoc.LogitAdjustment().fit(np.eye(4) * 2, [0, 1, 2, 3]))
     empty.load_state_dict(attached.state_dict())
     torch.testing.assert_close(empty(X), attached(X))
 
@@ -43,7 +43,7 @@ def test_what_was_fitted_with_features_is_refused(width):
     train = longtail.extract(model, [(X, LABELS)], device="cpu")
     known = {"split": "validation", "class_counts": train.class_counts, "device": "cpu"}
     held_out = longtail.extract(model, [(UNSEEN, LABELS)], **known)
-    for method in (longtail.CRT().fit(train), longtail.HALO().fit(train, validation=held_out)):
+    for method in (longtail.posthoc.CRT().fit(train), longtail.HALO().fit(train, validation=held_out)):
         with pytest.raises(UserError, match=r"sees only logits \(\w+ needs features .* fit it on logits"):
             longtail.attach(model, method)
     alone = longtail.HALO().fit(train.logits, train.labels, validation=(held_out.logits, held_out.labels))

@@ -5,15 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import longtail
 from longtail.cli.main import main
-from longtail.core.progress import Display
 from longtail.errors import UserError
-from longtail.metrics.scores import evaluate_logits
+from longtail.files.progress import Display
+from longtail.metrics.scores import evaluate
 from longtail.tasks.cells import Cell
 from longtail.tasks.compare import images_to_see
 from longtail.tasks.entries import Entry
+from longtail.tasks.rows import summarise
 from longtail.training.rehearsal import seconds_of
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, device="cpu")
@@ -44,7 +46,7 @@ def test_a_cell_is_what_one_would_compute_by_hand(compared):
     run = longtail.Run.open(out / "runs" / "softmax-seed1")
     train = longtail.Outputs.open(run.folder / "outputs" / "train-views1.safetensors")
     test = longtail.Outputs.open(run.folder / "outputs" / "test.safetensors")
-    by_hand = evaluate_logits(longtail.MARC().fit(train).transform(test), test.labels, run.class_counts)
+    by_hand = evaluate(longtail.MARC().fit(train).transform(test), test.labels, run.class_counts)
     assert results[4]["metrics"]["confusion"] == by_hand.confusion
 
 
@@ -170,27 +172,26 @@ def test_progress_of_training_is_read_from_the_runs(compared):
 
 def test_every_stage_one_network_is_calibrated_as_by_hand(tmp_path):
     """All our networks end in a linear layer, so nothing is left out: the cell is what the folded network says."""
-    from longtail.extraction.run import Extractor
+    from longtail.heads.layers import head_of
     from longtail.methods import TRAIN_METHODS
-    from longtail.networks.head import head_of
 
     config = replace(SHORT, epochs=None, iterations=30)
     methods = [name for first in TRAIN_METHODS for name in (first, f"{first}+marc", f"{first}+halo")]
     found = {result["method"]: result for result in longtail.compare(config, methods, tmp_path, seeds=(0,))}
     assert len(found) == 3 * len(TRAIN_METHODS)
     for first in TRAIN_METHODS:
-        extractor = Extractor(longtail.Run.open(tmp_path / "runs" / f"{first}-seed0"))
+        run = longtail.Run.open(tmp_path / "runs" / f"{first}-seed0")
         train, validation, test = (
-            extractor.outputs(split, views=views) for split, views in (("train", 1), ("validation", 0), ("test", 0))
+            run.outputs(split, views=views) for split, views in (("train", 1), ("validation", 0), ("test", 0))
         )
         prior = "uniform" if TRAIN_METHODS[first].balances else "auto"
         for name, method in (("marc", longtail.MARC()), ("halo", longtail.HALO(model_prior=prior))):
-            layer = method.fit(train, validation=validation).head(head_of(extractor.model))
+            layer = method.fit(train, validation=validation).head(head_of(run.model()))
             logits = layer(torch.from_numpy(np.array(test.features))).detach().numpy()
             label = name if first == "softmax" else f"{first}+{name}"
             cell = found[label]
-            assert (cell["stage_one"], cell["model"]) == (first, extractor.run.model_identity)
-            by_hand = evaluate_logits(logits, test.labels, extractor.run.group_counts)
+            assert (cell["stage_one"], cell["model"]) == (first, run.model_identity)
+            by_hand = evaluate(logits, test.labels, run.group_counts)
             assert cell["metrics"]["nll"] == pytest.approx(by_hand.nll, rel=1e-3)
             assert cell["metrics"]["balanced"] == pytest.approx(by_hand.balanced, abs=0.01)
 
@@ -210,6 +211,55 @@ def test_cells_without_their_runs_are_enough_for_a_table(compared, tmp_path, mon
     again = longtail.compare(elsewhere, METHODS, tmp_path, seeds=(0, 1))
     assert [cell["metrics"] for cell in again] == [cell["metrics"] for cell in results]
     assert not any("/" in str(result["identity"]) for result in results)  # no path of a machine
+
+
+def save_images(folder, number):
+    """As many 16 x 16 images of each of two classes."""
+    rng = np.random.default_rng(number)
+    for name, shade in (("bright", 200), ("dark", 20)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for place in range(number):
+            pixels = np.clip(shade + 30 * rng.normal(size=(16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{place}.png")
+
+
+def test_one_table_never_shows_results_on_different_images(tmp_path, capsys):
+    save_images(tmp_path / "photos" / "train", 12)
+    save_images(tmp_path / "photos" / "test", 4)
+    config = longtail.TrainConfig(
+        data="folder", root=str(tmp_path / "photos"), backbone="resnet8", image_size=16, iterations=2, batch_size=8,
+        validation=0, workers=0, device="cpu",
+    )  # fmt: skip
+    out = tmp_path / "out"
+    (old,) = longtail.compare(config, ["softmax"], out, seeds=(0,))
+    assert set(old["identity"]["images"]) == {"train", "test"}
+    save_images(tmp_path / "photos" / "test", 5)
+    capsys.readouterr()
+    results = longtail.compare(config, ["softmax", "logit-adjustment"], out, seeds=(0,))
+    assert "1 of them are computed again: they are incomplete, or made on other images" in capsys.readouterr().err
+    assert [len(np.load(out / "cells" / f"{r['method']}-seed0.npz")["labels"]) for r in results] == [10, 10]
+    assert results[0]["identity"]["images"] == results[1]["identity"]["images"] != old["identity"]["images"]
+    with pytest.raises(UserError, match="softmax and logit-adjustment of seed 0 were made on different test images"):
+        summarise([old, results[1]], out / "cells")
+    # A cell of an earlier version has no digests: it is taken, and that is printed.
+    path = out / "cells" / "softmax-seed0.json"
+    values = json.loads(path.read_text())
+    del values["identity"]["images"]
+    path.write_text(json.dumps(values))
+    again = longtail.compare(config, ["softmax", "logit-adjustment"], out, seeds=(0,))
+    assert "1 of them could not be checked to be of the same images" in capsys.readouterr().err
+    assert summarise(again, out / "cells")
+    # Without the images, finished cells still give a table.
+    (tmp_path / "photos").rename(tmp_path / "elsewhere")
+    assert len(longtail.compare(config, ["softmax", "logit-adjustment"], out, seeds=(0,))) == 2
+    assert "2 of them could not be checked" in capsys.readouterr().err
+    # A network that was trained on other images is refused.
+    (tmp_path / "elsewhere").rename(tmp_path / "photos")
+    save_images(tmp_path / "photos" / "train", 13)
+    with pytest.raises(UserError, match="made with other training images than those at hand; choose another --out"):
+        longtail.compare(config, ["logit-adjustment"], out, seeds=(0,))
+    with pytest.raises(UserError, match="was trained on other images than those at hand; choose another --out"):
+        longtail.compare(config, ["marc"], out, seeds=(0,))
 
 
 def test_settings_of_a_single_run_are_refused(capsys, tmp_path):

@@ -10,11 +10,10 @@ from torch import nn
 
 import longtail
 from longtail.errors import UserError
-from longtail.extraction.run import Extractor
 from longtail.posthoc import AffinePostHoc, FitResult, PostHoc
 from longtail.report.build import report_run
 from longtail.tasks.calibrate_run import calibrate_run
-from longtail.tasks.table_rows import summarise
+from longtail.tasks.rows import summarise
 from longtail.tasks.tables import markdown
 
 
@@ -58,7 +57,7 @@ class Squashed(PostHoc):
 
 def test_through_calibrate():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    data = longtail.open_splits("digits-lt")
+    data = longtail.data.open_splits("digits-lt")
     images, counts = data.train.pixels / 255, data.train.class_counts
     calibrated, method = longtail.calibrate(model, [(images, data.train.labels)], PriorShift(1.0), device="cpu")
     expected = model(images) - counts.log()
@@ -79,8 +78,7 @@ def test_through_compare_and_its_table(tmp_path):
 
 
 def test_through_a_run_its_report_and_its_exports(digits_copy, tmp_path):
-    extractor = Extractor(longtail.Run.open(digits_copy))
-    folder, scores = calibrate_run(extractor, PriorShift(0.8))
+    folder, scores = calibrate_run(longtail.Run.open(digits_copy), PriorShift(0.8))
     assert folder == digits_copy / "priorshift"
     _, summary = report_run([longtail.Run.open(digits_copy)], tmp_path / "report")
     test = next(score for score in scores if score.split == "test")
@@ -96,5 +94,5 @@ def test_through_a_run_its_report_and_its_exports(digits_copy, tmp_path):
 
 def test_a_head_that_no_run_folder_can_hold_is_refused(digits_copy):
     with pytest.raises(UserError, match="cannot store the head of Squashed, a Sequential"):
-        calibrate_run(Extractor(longtail.Run.open(digits_copy)), Squashed())
+        calibrate_run(longtail.Run.open(digits_copy), Squashed())
     assert not (digits_copy / "squashed").exists()

@@ -6,16 +6,16 @@ import warnings
 import numpy as np
 import pytest
 
-from longtail import LogitAdjustment, Outputs
+from longtail import Outputs
 from longtail.cli.main import main
-from longtail.core.progress import QUIET
 from longtail.exports.card import model_card
 from longtail.methods import candidate_title
 from longtail.metrics.intervals import fallen_classes
-from longtail.metrics.scores import evaluate_logits
-from longtail.posthoc.fitting import warn_if_all_is_known
+from longtail.metrics.scores import evaluate
+from longtail.posthoc import LogitAdjustment
+from longtail.posthoc.inputs import warn_if_no_errors
 from longtail.posthoc.marc import MARC
-from longtail.report.build import opened_run
+from longtail.report.build import read_stored
 from longtail.runs.folder import Run
 from longtail.tasks.calibration import compare_outputs
 
@@ -26,11 +26,11 @@ def test_accuracy_at_the_training_prior_recomputed():
     logits = rng.normal(size=(60, 3)) + np.eye(3)[labels]
     right = logits.argmax(1) == labels
     per_class = [right[labels == label].mean() for label in range(3)]
-    metrics = evaluate_logits(logits, labels, counts)
+    metrics = evaluate(logits, labels, counts)
     assert metrics.natural == pytest.approx(0.9 * per_class[0] + 0.09 * per_class[1] + 0.01 * per_class[2])
     # A class without test samples is left out.
     some = labels < 2
-    alone = evaluate_logits(logits[some], labels[some], counts)
+    alone = evaluate(logits[some], labels[some], counts)
     assert alone.natural == pytest.approx((90 * per_class[0] + 9 * per_class[1]) / 99)
 
 
@@ -61,10 +61,10 @@ def test_a_model_that_knows_its_training_images_is_pointed_out():
         labels, np.bincount(labels), logits=20 * np.eye(3)[labels] + rng.normal(size=(88, 3)), split="train"
     )
     with pytest.warns(UserWarning, match=r"classifies 100.0 % of the training images correctly, so MARC"):
-        warn_if_all_is_known(MARC(), known)
+        warn_if_no_errors(MARC(), known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_if_all_is_known(LogitAdjustment(), known)
+        warn_if_no_errors(LogitAdjustment(), known)
 
 
 def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
@@ -81,8 +81,8 @@ def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
     assert set(auto["trial_"]) == {"softmax", "logit-adjustment", "marc", "crt", "halo"}
     assert auto["method_"]["class"] == {"halo": "HALO", "crt": "CRT"}[auto["choice_"]]
     assert f"It chose {candidate_title(auto['choice_'])}." in model_card(Run.open(digits_copy / "auto"))
-    shown = opened_run(Run.open(digits_copy / "auto"), root=None, workers=0, display=QUIET)
-    assert f"it chose {candidate_title(auto['choice_'])}" in shown.facts["calibration"]
+    test = Run.open(digits_copy).outputs("test")
+    assert f"it chose {candidate_title(auto['choice_'])}" in read_stored(digits_copy / "auto", test).origin
     assert main(["calibrate", str(digits_copy), "--method", "halo", "--then", "temperature"]) == 0
     held_out = json.loads((digits_copy / "halo" / "calibration.json").read_text())["method_"]["held_out_"]
     assert held_out.startswith("a stack of heads; 36 held-out samples")

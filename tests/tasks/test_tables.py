@@ -8,11 +8,11 @@ from rich.console import Console
 
 from longtail.errors import UserError
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
-from longtail.metrics.intervals import Interval
+from longtail.metrics.intervals import Interval, show_difference
 from longtail.metrics.table import MAIN_SCORES, SCORES
 from longtail.report.terminal import price_lines, terminal_table
-from longtail.tasks.table_rows import summarise
-from longtail.tasks.tables import latex, markdown, ranks, show_difference, tidy_csv, write_tables
+from longtail.tasks.rows import summarise
+from longtail.tasks.tables import latex, markdown, ranks, tidy_csv, write_tables
 
 LABELS = np.repeat(np.arange(4), 50)
 

@@ -12,15 +12,13 @@ import torch
 
 import longtail
 from longtail.config import TrainConfig
-from longtail.core.files import replacing
-from longtail.core.progress import QUIET, Display
-from longtail.core.tensors import read_tensors
-from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
+from longtail.files.progress import QUIET, Display
+from longtail.files.tensors import read_tensors
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
-from longtail.training.loop import Interrupted, Trainer, TrainingStep
-from longtail.training.stop import StopRequest
+from longtail.training.loop import Interrupted, StopRequest, Trainer, TrainingStep
 
 SHORT = replace(RECIPES["digits-lt"], epochs=4, evaluate_every=1, checkpoint_every=1, device="cpu")
 
@@ -127,7 +125,7 @@ def test_refuses_to_overwrite_or_to_go_on_with_something_else(tmp_path, monkeypa
         longtail.train(SHORT, tmp_path / "nowhere", resume=True)
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(UserError, match="is not finished: continue with `longtail train"):
-        Run.open(tmp_path / "run").load_model()
+        Run.open(tmp_path / "run").model()
 
 
 def test_a_finished_run_is_left_alone(tmp_path):
@@ -266,8 +264,9 @@ def test_what_a_killed_writer_left_is_removed(tmp_path, monkeypatch):
         longtail.train(SHORT, tmp_path / "run")
     monkeypatch.undo()
     for name in ("checkpoint.safetensors", "model.safetensors"):
-        with replacing(tmp_path / "run" / f"other-{name}") as temporary:
-            (tmp_path / "run" / temporary.name.replace("other-", "")).write_bytes(b"half")
+        left = tmp_path / "run" / f".{name}.x7f2.part"  # as `files.atomic` names a temporary folder
+        left.mkdir()
+        (left / name).write_bytes(b"half")
     longtail.train(SHORT, tmp_path / "run", resume=True)
     assert not list((tmp_path / "run").glob(".*.part"))
 

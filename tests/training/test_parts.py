@@ -10,22 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from longtail.core.lines import read_lines
-from longtail.core.progress import QUIET
-from longtail.data.open import open_splits
-from longtail.distributed.world import SINGLE_PROCESS
+from longtail.data.splits import open_splits
+from longtail.distributed import SINGLE_PROCESS
 from longtail.errors import UserError
+from longtail.files.progress import QUIET
+from longtail.files.records import read_lines
 from longtail.recipes import RECIPES
 from longtail.training import journal as journal_module
 from longtail.training import rehearsal
 from longtail.training.checkpoint import load_checkpoint, save_checkpoint
 from longtail.training.journal import Journal
-from longtail.training.loop import Trainer, _require_apart
+from longtail.training.loop import StopRequest, Trainer, _require_apart
 from longtail.training.plan import Plan
 from longtail.training.rehearsal import emulates_bfloat16, own_random_numbers, prepare, rehearse
-from longtail.training.step import TrainingStep, compiled, take_step
-from longtail.training.stop import StopRequest
-from longtail.training.streams import Streams
+from longtail.training.step import Streams, TrainingStep, compiled, take_step
 
 SHORT = replace(RECIPES["digits-lt"], epochs=None, iterations=10, batch_size=16, warmup=0, device="cpu")
 OTHERS = {
@@ -235,7 +233,7 @@ def test_progress_is_written_once_a_second(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     journal, path = journal_of(tmp_path / "run"), tmp_path / "run" / journal_module.PROGRESS_FILE
     journal.tick(7)
-    assert path.read_text() == f"{7:>20}\n"
+    assert path.read_text() == "7\n"
     for later, expected in ((100.9, 7), (101.0, 9), (101.5, 9)):
         now[0] = later
         journal.tick(expected if later != 100.9 else 8)

@@ -10,8 +10,7 @@ import pytest
 
 import longtail
 from longtail.errors import UserError
-from longtail.training.loop import Interrupted
-from longtail.training.stop import StopRequest
+from longtail.training.loop import Interrupted, StopRequest
 from longtail.training.trackers import CsvTracker, TensorBoardTracker, build_trackers
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, evaluate_every=1, checkpoint_every=2, device="cpu")
@@ -111,6 +110,65 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path, monkeypatch):
     assert (tmp_path / "mlflow-run.txt").read_text() == "abc\n"
 
 
+def test_wandb_without_a_connection(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is an extra")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = replace(SHORT, epochs=1)
+    runs, init = [], wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **given: runs.append(init(**given)) or runs[-1])
+    longtail.train(config, tmp_path / "run", trackers=["wandb"])
+    (line,) = journal(tmp_path / "run")
+    assert runs[0].config["lr"] == 0.1
+    assert (tmp_path / "run" / "wandb-run.txt").read_text().strip() == runs[0].id
+    (file,) = (tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{runs[0].id}.wandb")
+    content = file.read_bytes()
+    assert b"train/loss" in content
+    assert repr(line["loss"]).encode() in content
+    longtail.train(config, tmp_path / "run", overwrite=True)  # its files belong to the run
+    assert not (tmp_path / "run" / "wandb").exists()
+
+
+class FakeWandb:
+    """Weights & Biases as far as a tracker uses it."""
+
+    class errors:  # noqa: N801
+        Error = ValueError
+
+    def __init__(self, refuses=False):
+        self.calls, self.refuses = [], refuses
+
+    def init(self, **given):
+        if self.refuses:
+            raise ValueError("No API key configured. Use `wandb login` to log in.")
+        self.calls.append(("init", given["id"], given["name"], given["config"]))
+        log = lambda values, step: self.calls.append(("log", values, step))  # noqa: E731
+        return SimpleNamespace(id="abc", log=log, finish=lambda: self.calls.append(("finish",)))
+
+
+def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for step in (0, 7):
+        (tracker,) = build_trackers(["wandb"])
+        tracker.start(tmp_path, {"lr": 0.1}, step)
+        tracker.log(step + 1, {"train/loss": 2.0})
+        tracker.finish()
+    assert [call[:2] for call in fake.calls if call[0] == "init"] == [("init", None), ("init", "abc")]
+    assert [call for call in fake.calls if call[0] == "log"] == [
+        ("log", {"train/loss": 2.0}, 1),
+        ("log", {"train/loss": 2.0}, 8),
+    ]
+
+
+def test_a_tracker_that_cannot_start_leaves_no_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuses=True))
+    with pytest.raises(UserError, match=r"Weights & Biases: No API key configured.* WANDB_MODE=offline"):
+        longtail.train(SHORT, tmp_path / "run", trackers=["wandb"])
+    monkeypatch.undo()
+    longtail.train(replace(SHORT, epochs=1), tmp_path / "run")  # nothing is in the way
+
+
 def test_tensorboard_replaces_what_was_logged_after_the_checkpoint(tmp_path):
     calls = []
 
@@ -140,6 +198,7 @@ def test_libraries_that_are_missing_are_named(monkeypatch):
     for name, module, message in (
         ("mlflow", "mlflow", "MLflow is not installed: pip install mlflow-skinny"),
         ("tensorboard", "torch.utils.tensorboard", "TensorBoard is not installed"),
+        ("wandb", "wandb", r"Weights & Biases is not installed: pip install 'longtail\[wandb\]'"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UserError, match=message):

@@ -8,9 +8,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from longtail.backbones.cifar import CifarResNet
-from longtail.backbones.digits import DigitsNet
-from longtail.backbones.resnet import BasicBlock, Bottleneck, ResNet
+from longtail.backbones.resnet import BasicBlock, Bottleneck, CifarResNet, DigitsNet, ResNet
 from longtail.errors import UserError, choose
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from longtail.backbones import BACKBONES, build_backbone
-from longtail.core.reading import reading, require_file, require_small_archive
-from longtail.core.tensors import read_tensors
 from longtail.errors import UserError
+from longtail.files.reading import reading, require_file, require_small_archive
+from longtail.files.tensors import read_tensors
 
 WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_best", "net")
 HEADS = ("fc.", "classifier.", "head.", "linear.")
@@ -39,8 +39,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def load_backbone(backbone: nn.Module, path: Path) -> None:
     """Load published weights into a backbone; the classifier in the file is ignored.
 
-    Names may carry a prefix (`module.`, `backbone.`, …); every tensor of the backbone must be found
-    with its shape.
+    Names may carry a prefix (`module.`, `backbone.`, …); every tensor of the backbone must be in
+    the file with its shape.
     """
     backbone.load_state_dict(_fitting(read_weights(path), backbone.state_dict(), path)[0], strict=False)
 
@@ -63,18 +63,18 @@ def backbone_of(path: Path) -> str | None:
 def _fitting(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of a file that fit a backbone, and the names of unused backbone tensors."""
     prefix = _prefix(weights, wanted, path)
-    found = {name: weights[prefix + name] for name in wanted if prefix + name in weights}
-    for name, tensor in found.items():
+    fitting = {name: weights[prefix + name] for name in wanted if prefix + name in weights}
+    for name, tensor in fitting.items():
         if tensor.shape != wanted[name].shape:
             raise UserError(
                 f"{path}: {prefix}{name} has shape {tuple(tensor.shape)}, "
                 f"this backbone needs {tuple(wanted[name].shape)}"
             )
-    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
+    missing = [name for name in wanted if name not in fitting and not name.endswith("num_batches_tracked")]
     if missing:
         raise UserError(f"{path} lacks {len(missing)} of the backbone's {len(wanted)} tensors, first {missing[0]}")
     others = (name.removeprefix(prefix) for name in weights if name.startswith(prefix))
-    return found, [name for name in others if name not in wanted and not name.startswith(HEADS)]
+    return fitting, [name for name in others if name not in wanted and not name.startswith(HEADS)]
 
 
 def _prefix(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The command line: finds the command, parses its options, turns mistakes into one line and exit code 2.
+"""The command line: finds the command, and turns errors into one line and an exit code.
 
 Commands are imported only when they are called, so help is quick.
 """
@@ -11,18 +11,13 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 from rich.table import Table
 
-from longtail.cli.loading import loading
-from longtail.core.progress import PlainConsole, silence
-from longtail.core.signals import handling, terminations
-from longtail.core.version import __version__
-from longtail.distributed.environment import has_agent_store, is_main_process, number_of
 from longtail.errors import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
@@ -36,6 +31,9 @@ from longtail.errors import (
     choose,
     is_out_of_memory,
 )
+from longtail.files.progress import PlainConsole, silence
+from longtail.files.provenance import __version__
+from longtail.launch import handling, has_agent_store, is_main_process, number_of, terminations
 
 # Command → what it does, in one line. `longtail.cli.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
@@ -43,38 +41,40 @@ COMMANDS = {
     "train": "train a classifier on long-tailed images (stage one)",
     "extract": "run a trained model once and keep its features and logits",
     "calibrate": "calibrate a trained model, or saved logits: MARC and other methods (stage two)",
+    "probe": "fit a linear head for long-tailed classes on embeddings of a pretrained network",
     "compare": "compare methods over seeds: tables with intervals",
-    "reproduce": "reproduce a table or figure of the paper, next to the paper's numbers",
     "diagnose": "measure whether a model is biased by the long tail, and whether calibration would help",
     "report": "make an HTML page and figures: margins, accuracy, operating points, before and after",
     "predict": "predict the classes of new images, with probabilities",
     "export": "write a model for another program: ONNX, torch.export, safetensors, a bare head",
-    "methods": "list every method: family, paper, what it trains and what it needs",
+    "methods": "list every method, or the released networks: released:NAME is a run",
     "evaluate": "score a trained model: many / medium / few, per class, calibration error",
-    "released": "list the trained networks that come with the repository: released:NAME is a run",
-    "completion": "print a script that completes commands, options and names in your shell",
 }
 
-# Earlier names of commands.
-ALIASES = {"profile": "distribution"}
+# Commands that several processes of torchrun can share.
+DISTRIBUTED = ("train", "extract", "calibrate", "evaluate")
 
-# Commands whose work several processes share.
-TOGETHER = ("train", "extract", "calibrate", "evaluate")
-
-STANDARD_ERROR = 2  # the last of the three standard handles
+STANDARD_ERROR = 2  # the last of the three standard streams
 
 EXAMPLE = "longtail train digits-lt --out runs/digits"
 ENVIRONMENT = """Every command takes --quiet (print nothing but errors) and --json (print one JSON document).
 Environment: LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail); LONGTAIL_RELEASED that of released
-networks (default: the clone's); NO_COLOR turns colours off."""
+networks (default: the clone's); NO_COLOR turns colours off.
+Completion: longtail --tyro-write-completion bash FILE (or zsh, fish) writes a script for your shell.
+The tables and figures of the paper: python -m longtail.paper"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command with `arguments`, or the program with those of its process; returns its exit code."""
+    return program(_dispatch, arguments)
+
+
+def program(command: Callable[[list[str]], int], arguments: Sequence[str] | None = None) -> int:
+    """Call a command with `arguments`, or with those of its process; errors become one line and an exit code."""
     if arguments is not None:
-        return _run(list(arguments))
+        return _run(command, list(arguments))
     _open_standard_streams()
-    code = _run(sys.argv[1:])
+    code = _run(command, sys.argv[1:])
     if os.environ.get("WORLD_SIZE", "1") != "1":
         _exit_at_once(code)
     return code
@@ -94,11 +94,12 @@ def _exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(words: list[str]) -> int:
+def _run(command: Callable[[list[str]], int], words: list[str]) -> int:
     try:
-        with warnings.catch_warnings(), _terminable():
+        # SIGTERM ends a command as Ctrl-C does: unfinished files are removed. Training saves its state first.
+        with warnings.catch_warnings(), handling(_terminate, *terminations()):
             warnings.showwarning = _warn
-            return _dispatch(words)
+            return command(words)
     except ReportedElsewhere:
         return EXIT_USER_ERROR
     except UserError as error:
@@ -129,17 +130,10 @@ def _run(words: list[str]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Put nothing in the place of a standard stream that a shell has closed: a file there would get what is printed."""
+    """Open the null device for standard streams that a shell has closed; otherwise files would get their numbers."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         pass
     os.close(handle)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does: unfinished files are removed. Training saves its state first."""
-    with handling(_terminate, *terminations()):
-        yield
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -155,17 +149,24 @@ def _dispatch(words: list[str]) -> int:
         if is_main_process():
             print(f"longtail {__version__}")
         return 0
-    name = choose("command", ALIASES.get(words[0], words[0]), COMMANDS)
-    if name not in TOGETHER and number_of("WORLD_SIZE", 1) > 1:
-        raise UserError(f"longtail {name} runs in one process; torchrun works with: {', '.join(TOGETHER)}")
+    if words[0] in ("--tyro-print-completion", "--tyro-write-completion"):
+        from longtail.cli.parsing import write_completion
+
+        write_completion(words, COMMANDS)
+        return 0
+    name = choose("command", words[0], COMMANDS)
+    if name not in DISTRIBUTED and number_of("WORLD_SIZE", 1) > 1:
+        raise UserError(f"longtail {name} runs in one process; torchrun works with: {', '.join(DISTRIBUTED)}")
     module = importlib.import_module(f"longtail.cli.commands.{name}")
-    return int(module.main([_opened(word) for word in words[1:]]) or 0)
+    return int(module.main([_opened(word) for word in words[1:]]))
 
 
 def _opened(word: str) -> str:
     """Copy a released network to a run folder in which commands may write."""
     if not word.startswith("released:"):
         return word
+    from longtail.cli.parsing import loading
+
     with loading():
         from longtail.runs.released import working_copy
 
@@ -192,9 +193,9 @@ def _warn(message: Warning | str, *where: object, **more: object) -> None:
 def _complain(message: str) -> None:
     """Print an error, unless another process of the same torchrun has printed it."""
     if has_agent_store() and os.environ.get("WORLD_SIZE") != "1":
-        from longtail.distributed.store import first_to_say
+        from longtail.launch import first_to_report
 
-        if not first_to_say(message):
+        if not first_to_report(message):
             return
     _print_error(message)
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data import pixel_ops
-from longtail.data.autoaugment import AutoAugment, rotate
+from longtail.data.autoaugment import AutoAugment, brightness, color, contrast, rotate
 from longtail.data.decode import RandomResizedCrop, Resize, ResizeCenterCrop
 from longtail.data.images import Decode
 from longtail.errors import choose
@@ -111,16 +110,16 @@ class Cutout:
 
 @dataclass(frozen=True)
 class ColorJitter:
-    """Scale brightness, contrast and saturation, each by its own factor in 1 ± strength."""
+    """Scale brightness, contrast and saturation, each by a factor in 1 ± strength."""
 
     strength: float = 0.4
     columns = 3
 
     def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
         factors = 1 + self.strength * (2 * numbers - 1)
-        pixels = pixel_ops.brightness(pixels, factors[:, 0])
-        pixels = pixel_ops.contrast(pixels, factors[:, 1])
-        return pixel_ops.color(pixels, factors[:, 2])
+        pixels = brightness(pixels, factors[:, 0])
+        pixels = contrast(pixels, factors[:, 1])
+        return color(pixels, factors[:, 2])
 
 
 AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
@@ -165,19 +164,19 @@ class Transform:
     def numbers(self, draws: np.ndarray) -> np.ndarray:
         """Random numbers (B, columns) of the draws with these numbers (B,)."""
         blocks = -(-self.columns // 4)  # one step of Philox's counter gives four numbers
-        found = np.empty((len(draws), 4 * blocks))
+        values = np.empty((len(draws), 4 * blocks))
         starts = np.flatnonzero(np.diff(draws, prepend=-2) != 1)  # of draws that follow each other
         for start, stop in pairwise([*starts, len(draws)]):
             stream = np.random.Philox(key=self.seed, counter=int(draws[start]) * blocks)
-            np.random.Generator(stream).random(out=found[start:stop])
-        return found[:, : self.columns]
+            np.random.Generator(stream).random(out=values[start:stop])
+        return values[:, : self.columns]
 
     def augment(self, pixels: Tensor, numbers: Tensor) -> Tensor:
         """Apply the augmentations; `numbers` (B, columns without those of decoding)."""
         numbers = numbers.to(pixels.device)
         for augmentation in self.augmentations:
-            own, numbers = numbers[:, : augmentation.columns], numbers[:, augmentation.columns :]
-            pixels = augmentation(pixels, own)
+            pixels = augmentation(pixels, numbers[:, : augmentation.columns])
+            numbers = numbers[:, augmentation.columns :]
         return pixels
 
     def normalise(self, pixels: Tensor) -> Tensor:

@@ -1,25 +1,137 @@
-"""CIFAR-10 and CIFAR-100 in either of their two published layouts.
+"""CIFAR-10 and CIFAR-100 from their published files, in the python or the binary layout.
 
-The python layout is a pickle, which can run any code when it is loaded; `plain_pickle` reads it without running code.
+The files of the python layout are pickles. They are read without running anything: the reader accepts only the
+instructions and the names that these files use, and a name becomes a record that does nothing.
 
 Data: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
 
 from __future__ import annotations
 
+import math
+import pickle
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from longtail.core.reading import read_text, reading, require_file
 from longtail.data.images import MemoryImages
-from longtail.data.plain_pickle import load_plain_pickle
 from longtail.errors import UserError
+from longtail.files.reading import read_bytes, read_text, reading, require_file
 
+MAX_BYTES = 1 << 28  # of a pickle; the largest file of CIFAR has 155 MB
+MAX_NAMES_BYTES = 1 << 20  # of the pickle with the class names
 ROW = 3 * 32 * 32
+NAMES = {
+    "numpy.core.multiarray._reconstruct": "array",
+    "numpy._core.multiarray._reconstruct": "array",
+    "numpy.ndarray": "array type",
+    "numpy.dtype": "dtype",
+    "_codecs.encode": "bytes",
+}
+
+
+class _Record:
+    """What a pickle asks for by name: one of `NAMES`, the arguments of its call, and its state."""
+
+    def __init__(self, kind: str, arguments: tuple[Any, ...] = ()) -> None:
+        self.kind = kind
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _TextKeys(dict[Any, Any]):
+    """A dictionary of named entries. The hash of a tuple of a million levels would end the process."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, str | bytes | _Record):
+            raise ValueError("a dictionary has keys that are not text")
+        super().__setitem__(key, value)
+
+
+PURE_UNPICKLER: Any = pickle._Unpickler  # the one written in Python, whose opcodes can be chosen
+OPCODES = (
+    *("PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "BUILD"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
+    *("EMPTY_LIST", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+)
+
+
+class _PlainUnpickler(PURE_UNPICKLER):
+    """Reads plain values and records. The C unpickler would allocate whatever size of memo the file asks for."""
+
+    def find_class(self, module: str, name: str) -> _Record:
+        if f"{module}.{name}" not in NAMES:
+            raise ValueError(f"it asks for {module}.{name}")
+        return _Record(NAMES[f"{module}.{name}"])
+
+    def load_call(self) -> None:
+        arguments, called = self.stack.pop(), self.stack[-1]
+        if not isinstance(called, _Record) or not isinstance(arguments, tuple):
+            raise ValueError("it calls something that is not a function")
+        self.stack[-1] = _Record(called.kind, arguments)
+
+    def load_dictionary(self) -> None:
+        self.append(_TextKeys())
+
+    dispatch: ClassVar = {
+        **{code: PURE_UNPICKLER.dispatch[code] for name in OPCODES for code in getattr(pickle, name)},
+        pickle.REDUCE[0]: load_call,
+        pickle.EMPTY_DICT[0]: load_dictionary,
+    }
+
+
+def load_plain_pickle(path: Path, *, most: int = MAX_BYTES) -> dict[str, Any]:
+    """The entries of a pickled dictionary of at most so many bytes; nothing that the file names is called."""
+    kind = "a CIFAR file, or is cut short or altered"
+    content = read_bytes(path, kind, most=most)
+    with reading(path, kind):
+        entries = _PlainUnpickler(BytesIO(content), encoding="bytes").load()
+        if not isinstance(entries, dict):
+            raise ValueError("it holds no dictionary")
+        return {_text(key): value for key, value in entries.items()}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _bytes(value).decode("utf-8", "replace")
+
+
+def _bytes(value: Any) -> bytes:
+    """Bytes; Python 3 writes them for older readers as a text to be encoded."""
+    match value:
+        case bytes():
+            return value
+        case _Record(kind="bytes", arguments=(str() as text, "latin1" | "latin-1")):
+            return text.encode("latin-1")
+    raise ValueError(f"it holds {type(value).__name__} where bytes are expected")
+
+
+def _byte_array(value: Any) -> np.ndarray:
+    """The uint8 array that a record describes by the state that NumPy stores: version, shape, type, order, content."""
+    match value:
+        case _Record(
+            kind="array",
+            state=(1, tuple() as shape, _Record(kind="dtype", arguments=("u1" | b"u1", *_)), (0 | 1) as order, data),
+        ):
+            content = _bytes(data)
+            if not all(type(extent) is int and extent >= 0 for extent in shape) or len(shape) > 4:
+                raise ValueError("an array has an impossible shape")
+            if math.prod(shape) != len(content):
+                raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
+            return np.frombuffer(content, np.uint8).reshape(shape, order="F" if order else "C")
+    raise ValueError("its images are not an array of bytes")
 
 
 @dataclass(frozen=True)
@@ -79,10 +191,10 @@ def read_cifar(name: str, root: Path) -> tuple[MemoryImages, MemoryImages]:
         pixels = torch.empty(expected, ROW, dtype=torch.uint8)
         labels: list[int] = []
         for file in files:  # one at a time, so that each takes the memory of the one before
-            rows, own = _read_file(folder / file, layout)
-            room = pixels.numpy()[len(labels) :]
-            room[: len(rows)] = rows[: len(room)]
-            labels.extend(own)
+            rows, file_labels = _read_file(folder / file, layout)
+            remaining = pixels.numpy()[len(labels) :]
+            remaining[: len(rows)] = rows[: len(remaining)]
+            labels.extend(file_labels)
         if len(labels) != expected:
             raise UserError(f"{folder} holds {len(labels)} images where {expected} are expected: a file is cut short")
         if max(labels) >= cifar.classes:
@@ -114,9 +226,10 @@ def _read_file(path: Path, layout: Layout) -> tuple[np.ndarray, list[int]]:
         with reading(path, "a CIFAR file"):
             rows = np.fromfile(path, dtype=np.uint8).reshape(-1, width)
         return rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1].tolist()
-    content = _entries(load_plain_pickle(path))
-    pixels, labels = content.get("data"), content.get(layout.label_key)
-    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (ROW,)):
+    content = load_plain_pickle(path)
+    with reading(path, "a CIFAR batch"):
+        pixels, labels = _byte_array(content["data"]), content[layout.label_key]
+    if pixels.shape[1:] != (ROW,):
         raise UserError(f"{path} is not a CIFAR batch: 'data' should be uint8 of shape (N, {ROW})")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not _are_labels(labels):
         raise UserError(f"{path} is not a CIFAR batch: {layout.label_key!r} should list {len(pixels)} labels")
@@ -129,24 +242,12 @@ def _are_labels(values: list[Any]) -> bool:
 
 def _read_names(cifar: Cifar, folder: Path, layout: Layout) -> tuple[str, ...]:
     path = folder / layout.names
-    if layout.binary:
-        names = tuple(read_text(path, "a list of class names").split())
-    else:
-        raw = _entries(load_plain_pickle(path)).get(layout.names_key)
-        if not isinstance(raw, list) or not all(isinstance(name, str | bytes) for name in raw):
+    names: Any = read_text(path, "a list of class names", most=MAX_NAMES_BYTES).split() if layout.binary else None
+    if names is None:
+        names = load_plain_pickle(path, most=MAX_NAMES_BYTES).get(layout.names_key)
+        if not isinstance(names, list):
             raise UserError(f"{path} is not a CIFAR file: {layout.names_key!r} should list the class names")
-        names = tuple(_text(name) for name in raw)
     if len(names) != cifar.classes:
         raise UserError(f"{path} names {len(names)} classes where {cifar.classes} are expected")
-    return names
-
-
-def _entries(content: Any) -> dict[str, Any]:
-    """A dictionary with text keys: Python 2 wrote byte strings."""
-    if not isinstance(content, dict):
-        return {}
-    return {_text(key): value for key, value in content.items()}
-
-
-def _text(word: str | bytes) -> str:
-    return word.decode("utf-8", "replace") if isinstance(word, bytes) else word
+    with reading(path, "a CIFAR file"):
+        return tuple(map(_text, names))

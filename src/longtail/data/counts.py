@@ -1,7 +1,7 @@
-"""How many samples of each class a data set has, for data sets of any library.
+"""Samples per class of any data set, loader or list of labels.
 
-If a data set has a list of labels, they are counted without reading its images. The list is first compared with
-the labels of three samples, because training uses those.
+If the data set has a list of labels, the list is used, after it was compared with three samples; otherwise all samples
+are read.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from longtail.core.arrays import as_array
-from longtail.core.random_state import random_state_kept
 from longtail.data.images import Images
-from longtail.data.label_entry import label_key
-from longtail.data.labels import LABEL_NAMES, as_class_numbers
+from longtail.data.labels import LABEL_ENTRIES, as_class_numbers, label_key
 from longtail.data.splits import Splits
 from longtail.errors import UserError, whole_number
+from longtail.files.arrays import as_array, random_state_kept
 
 
 def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:
@@ -40,20 +38,21 @@ def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:
     """
     if num_classes is not None:
         whole_number("num_classes", num_classes)
-    labels, known = _labels_and_classes(_without_loader(dataset))
+    with random_state_kept():
+        labels, named_classes = _labels_and_classes(_dataset_of(dataset))
     if len(labels) == 0:
         raise UserError("there are no samples to count")
     if labels.min() < 0:
-        place = int(labels.argmin())
+        index = int(labels.argmin())
         raise UserError(
-            f"sample {place} has the label {labels[place]}, but classes are numbered from 0 on; leave out samples "
+            f"sample {index} has the label {labels[index]}, but classes are numbered from 0 on; leave out samples "
             "without a class, for example with torch.utils.data.Subset"
         )
-    found, wanted = int(labels.max()) + 1, num_classes or known
-    if wanted is not None and wanted < found:
+    largest, wanted = int(labels.max()), num_classes or named_classes
+    if wanted is not None and wanted <= largest:
         whose = "num_classes is" if num_classes else "the number of class names of the data set is"
-        raise UserError(f"{whose} {wanted}, but there are labels up to {found - 1}; pass a larger num_classes=")
-    return torch.from_numpy(np.bincount(labels, minlength=wanted or found))
+        raise UserError(f"{whose} {wanted}, but there are labels up to {largest}; pass a larger num_classes=")
+    return torch.from_numpy(np.bincount(labels, minlength=wanted or 0))
 
 
 def dataset_labels(dataset: Any, *, unchanged: bool = False) -> np.ndarray | None:
@@ -65,13 +64,13 @@ def dataset_labels(dataset: Any, *, unchanged: bool = False) -> np.ndarray | Non
         inner = dataset_labels(dataset.dataset, unchanged=unchanged)
         return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
-        found = [dataset_labels(part, unchanged=unchanged) for part in dataset.datasets]
-        parts = [part for part in found if part is not None]
-        return np.concatenate(parts) if len(parts) == len(found) else None
+        lists = [dataset_labels(inner, unchanged=unchanged) for inner in dataset.datasets]
+        present = [labels for labels in lists if labels is not None]
+        return np.concatenate(present) if len(present) == len(lists) else None
     change = getattr(dataset, "target_transform", None)
     if unchanged and change is not None:
         return None
-    for values in _label_columns(dataset):
+    for values in _label_lists(dataset):
         try:
             labels = as_class_numbers(
                 values if change is None else [change(value) for value in as_array(values).tolist()]
@@ -88,19 +87,19 @@ def training_labels(dataset: Any) -> np.ndarray | None:
     labels = dataset_labels(dataset, unchanged=True)
     if labels is None or _is_hugging_face(dataset):
         return labels
-    with random_state_kept(), suppress(Exception):  # somebody else's code, or samples of another form: not known then
-        return labels if _agree(labels, dataset) else None
+    with random_state_kept(), suppress(Exception):  # somebody else's code, or samples of another form
+        return labels if _samples_agree(labels, dataset) else None
     return None
 
 
-def _label_columns(dataset: Any) -> Iterator[Any]:
-    """The places in which data sets keep their labels."""
+def _label_lists(dataset: Any) -> Iterator[Any]:
+    """The attributes and columns in which data sets keep their labels."""
     columns: Any = ()
     if isinstance(dataset, TensorDataset):
         columns = dataset.tensors if len(dataset.tensors) > 1 else ()
     elif _is_hugging_face(dataset):
         table = dataset.with_format("numpy")
-        columns = {name: table[name][:] for name in LABEL_NAMES if name in dataset.column_names}
+        columns = {name: table[name][:] for name in LABEL_ENTRIES if name in dataset.column_names}
     if columns:
         with suppress(UserError):  # several could be the labels
             yield columns[label_key(columns)]
@@ -112,45 +111,46 @@ def _label_columns(dataset: Any) -> Iterator[Any]:
                 yield [label for _, label in pairs]
 
 
-def _without_loader(dataset: Any) -> Any:
+def _dataset_of(source: Any) -> Any:
     """The data set of a loader, unless it can only be iterated; the training images of `Splits`."""
-    if isinstance(dataset, Splits):
-        return dataset.train
-    inner = getattr(dataset, "dataset", None)
-    if inner is None or isinstance(dataset, Dataset) or _has_places(dataset):
-        return dataset  # a data set made of another may change its labels
-    found = _without_loader(inner)
-    return found if _has_places(found) else dataset
+    if isinstance(source, Splits):
+        return source.train
+    inner = getattr(source, "dataset", None)
+    if inner is None or isinstance(source, Dataset) or _is_indexable(source):
+        return source  # a data set made of another may change its labels
+    dataset = _dataset_of(inner)
+    return dataset if _is_indexable(dataset) else source
 
 
 def _labels_and_classes(source: Any) -> tuple[np.ndarray, int | None]:
-    """Labels (N,) and, where the source knows it, the number of classes."""
+    """Labels (N,) and, where the source has class names, their number."""
     if isinstance(source, Images):
         return source.labels.cpu().numpy(), source.num_classes
     if isinstance(source, Mapping):
         raise UserError(f"a dictionary of {', '.join(map(str, source))} is not a data set; pass one of its entries")
-    with random_state_kept():
-        if _are_labels(source):
-            return as_class_numbers(source if isinstance(source, Tensor | np.ndarray) else list(source)), None
-        if not _has_places(source):
-            return _read(source), None
-        ready = dataset_labels(source)
-        if ready is not None and (_is_hugging_face(source) or _agree(ready, source)):
-            return ready, _known_classes(source)
-        return _read(source), _known_classes(source) if ready is None else None
+    if _are_labels(source):
+        return as_class_numbers(source if isinstance(source, Tensor | np.ndarray) else list(source)), None
+    if not _is_indexable(source):
+        return _read_labels(source), None
+    listed = dataset_labels(source)
+    if listed is None:
+        return _read_labels(source), _num_class_names(source)
+    if _is_hugging_face(source) or _samples_agree(listed, source):
+        return listed, _num_class_names(source)
+    return _read_labels(source), None
 
 
 def _are_labels(source: Any) -> bool:
     """Whether these are labels, not samples: an array, a column of a table, a list of numbers or words."""
     if isinstance(source, Tensor | np.ndarray):
         return True
-    if isinstance(source, Dataset) or not _has_places(source):
+    if isinstance(source, Dataset) or not _is_indexable(source):
         return False
     return any(isinstance(one, Number | str) or getattr(one, "shape", None) == () for one in islice(source, 1))
 
 
-def _has_places(source: Any) -> bool:
-    """Whether samples can be read by index, `source[place]`."""
+def _is_indexable(source: Any) -> bool:
+    """Whether samples can be read by number, `source[index]`."""
     return isinstance(source, Sized) and hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
 
@@ -159,22 +159,20 @@ def _is_hugging_face(dataset: Any) -> bool:
     return hasattr(dataset, "with_format") and hasattr(dataset, "column_names")
 
 
-def _agree(labels: np.ndarray, dataset: Any) -> bool:
-    """Whether the first, the middle and the last sample have these labels."""
-    places = (0, len(labels) // 2, len(labels) - 1) if len(labels) else ()
-    return all(_label_of(dataset, place, labels) == labels[place] for place in places)
+def _samples_agree(listed: np.ndarray, dataset: Any) -> bool:
+    """Whether the first, the middle and the last sample have the listed labels."""
+    for index in (0, len(listed) // 2, len(listed) - 1) if len(listed) else ():
+        sample = dataset[index]
+        if _numbers(sample, label_key(sample, dataset, listed))[0] != listed[index]:
+            return False
+    return True
 
 
-def _label_of(dataset: Any, place: int, listed: np.ndarray) -> int:
-    sample = dataset[place]
-    return int(_numbers(sample, label_key(sample, dataset, listed))[0])
-
-
-def _read(source: Any) -> np.ndarray:
+def _read_labels(source: Any) -> np.ndarray:
     """Labels (N,) of the samples of a data set, or of the batches of a loader."""
     either = isinstance(source, list | tuple | DataLoader)  # a loader without a batch size gives samples
-    if _has_places(source) and not either:
-        samples = (source[place] for place in range(len(source)))
+    if _is_indexable(source) and not either:
+        samples = (source[index] for index in range(len(source)))
         numbers = [_numbers(sample, label_key(sample)) for sample in samples]
     elif isinstance(source, Iterable):
         alone = isinstance(source, IterableDataset) or _is_hugging_face(source)
@@ -196,17 +194,17 @@ def _numbers(item: Any, key: Any, *, single: bool = True, batch: bool = False) -
     return as_class_numbers(array.reshape(1, -1))
 
 
-def _known_classes(dataset: Any) -> int | None:
+def _num_class_names(dataset: Any) -> int | None:
     """The number of class names of a data set; None if it changes the labels afterwards."""
     if isinstance(dataset, Subset):
-        return _known_classes(dataset.dataset)
+        return _num_class_names(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
-        parts = [part for part in map(_known_classes, dataset.datasets) if part]
-        return max(parts) if len(parts) == len(dataset.datasets) else None
+        numbers = [number for number in map(_num_class_names, dataset.datasets) if number]
+        return max(numbers) if len(numbers) == len(dataset.datasets) else None
     if getattr(dataset, "target_transform", None) is not None:
         return None
     if _is_hugging_face(dataset):
-        names = [name for name in LABEL_NAMES if name in dataset.column_names]
+        names = [name for name in LABEL_ENTRIES if name in dataset.column_names]
         return getattr(dataset.features[names[0]], "num_classes", None) if names else None
     owners = (dataset, getattr(dataset, "reader", None))
     named = [getattr(owner, name, None) for owner in owners for name in ("classes", "class_to_idx")]

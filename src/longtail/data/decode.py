@@ -65,13 +65,13 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
 def _eight_bits(picture: Image.Image) -> np.ndarray:
     """Pixels (H, W) of a 16-bit image, scaled: Pillow clips at 255, which makes nearly every such image white."""
-    found = np.empty((picture.height, picture.width), np.uint8)
+    pixels = np.empty((picture.height, picture.width), np.uint8)
     for top in range(0, picture.height, STRIP):
         numbers = np.asarray(picture.crop((0, top, picture.width, min(top + STRIP, picture.height))))
         if numbers.min() < 0 or numbers.max() > MOST_16_BIT:
             raise ValueError("it has more than 16 bits per pixel")
-        found[top : top + STRIP] = numbers // 257
-    return found
+        pixels[top : top + STRIP] = numbers // 257
+    return pixels
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from longtail.core.files import NO_SPACE, cache_folder
-from longtail.core.opening import expanded
-from longtail.core.progress import Display
-from longtail.core.reading import reading
 from longtail.data.cifar import CIFARS, find_layout
 from longtail.errors import UserError
+from longtail.files.atomic import NO_SPACE, cache_folder
+from longtail.files.progress import Display
+from longtail.files.reading import expanded, reading
 
 CHUNK = 1 << 20
 ATTEMPTS = 5
@@ -77,10 +76,10 @@ def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.
     if path.is_file() and _md5(path) == md5:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    partial = path.with_name(path.name + ".part")
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            _transfer(url, part, display)
+            _transfer(url, partial, display)
             break
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError) and error.code < 500:
@@ -88,15 +87,15 @@ def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.
             if attempt == ATTEMPTS or getattr(error, "errno", None) in NO_SPACE:
                 raise UserError(f"{url} cannot be fetched: {error}; run the same command again to continue") from error
             time.sleep(pause * attempt)
-    if _md5(part) != md5:
-        part.unlink()
+    if _md5(partial) != md5:
+        partial.unlink()
         raise UserError(f"{url} did not arrive as published (its MD5 sum differs); nothing was kept, try again")
-    os.replace(part, path)
+    os.replace(partial, path)
 
 
-def _transfer(url: str, part: Path, display: Display) -> None:
+def _transfer(url: str, partial: Path, display: Display) -> None:
     """One attempt: request the missing bytes and append them."""
-    done = part.stat().st_size if part.is_file() else 0
+    done = partial.stat().st_size if partial.is_file() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
         response = urllib.request.urlopen(request, timeout=60)
@@ -112,13 +111,13 @@ def _transfer(url: str, part: Path, display: Display) -> None:
         if done + left > MOST_BYTES:
             raise UserError(f"{url} has {done + left:,} bytes, more than CIFAR; it is not fetched")
         with (
-            part.open("ab" if done else "wb") as file,
+            partial.open("ab" if done else "wb") as file,
             display.task("fetching", done + left, done=done, unit="bytes") as task,
         ):
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 if file.tell() > MOST_BYTES:
-                    raise UserError(f"{url} does not end after {MOST_BYTES:,} bytes; delete {part}")
+                    raise UserError(f"{url} does not end after {MOST_BYTES:,} bytes; delete {partial}")
                 task.advance(len(chunk))
                 left -= len(chunk)
     if left > 0:

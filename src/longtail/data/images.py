@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.core.reading import reason
 from longtail.data.decode import as_rgb, opened_picture
 from longtail.errors import UserError
+from longtail.files.reading import reason
 
 if TYPE_CHECKING:
     from PIL import Image
 
-NAMED = 5  # broken images in an error
+MAX_NAMED = 5  # broken images in an error
 MOST_PATH = 4096  # characters
 MOST_PATH_BYTES = 1 << 29  # of all paths of a set, if the shortest took as much memory as the longest
 SKIP = "(--skip-broken skips such images)"
@@ -69,6 +69,11 @@ class Images(ABC):
         return len(self.labels)
 
     @property
+    def needs_workers(self) -> bool:
+        """Whether reading takes so long that worker processes are useful: images are decoded or resized."""
+        return False
+
+    @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
@@ -80,14 +85,11 @@ class Images(ABC):
     @cached_property
     def digest(self) -> str:
         """Equal for equal samples (their paths or content) with equal labels, in the same order."""
-        found = hashlib.sha256()
-        for part in (
-            "\0".join(self.class_names).encode("utf-8", "backslashreplace"),
-            self.labels.cpu().numpy().tobytes(),
-            self._samples(),
-        ):
-            found.update(hashlib.sha256(part).digest())
-        return found.hexdigest()
+        names = "\0".join(self.class_names).encode("utf-8", "backslashreplace")
+        digest = hashlib.sha256()
+        for content in (names, self.labels.cpu().numpy().tobytes(), self._samples()):
+            digest.update(hashlib.sha256(content).digest())
+        return digest.hexdigest()
 
     @abstractmethod
     def _samples(self) -> bytes | memoryview:
@@ -136,15 +138,16 @@ class DecodedImages(Images):
     per_image: ClassVar[tuple[str, ...]]
     """Fields that hold one value per image, besides the labels."""
 
+    needs_workers = True
     skip_broken: bool = False
     whole: DecodedImages | None = field(default=None, repr=False)
     rows: np.ndarray | None = field(default=None, repr=False)
 
     def subset(self, indices: np.ndarray) -> Self:
         rows = indices if self.rows is None else self.rows[indices]
-        own = {name: getattr(self, name)[indices] for name in self.per_image}
+        values = {name: getattr(self, name)[indices] for name in self.per_image}
         labels = self.labels[torch.from_numpy(indices)]
-        return replace(self, labels=labels, whole=self.whole or self, rows=rows, **own)
+        return replace(self, labels=labels, whole=self.whole or self, rows=rows, **values)
 
     def on_its_own(self) -> Self:
         """The same images as a set that is not a subset of another."""
@@ -245,11 +248,9 @@ class FileImages(DecodedImages):
 
 def as_paths(paths: Sequence[str]) -> np.ndarray:
     """Paths (N,) as an array; no system has a path with a NUL, or of more than `MOST_PATH` characters."""
-    for place, path in enumerate(paths):
+    for row, path in enumerate(paths):
         if "\0" in path or len(path) > MOST_PATH:
-            raise UserError(
-                f"image {place}, {path[:40]!r}…, cannot be a path: it has a NUL or {len(path):,} characters"
-            )
+            raise UserError(f"image {row}, {path[:40]!r}…, cannot be a path: it has a NUL or {len(path):,} characters")
     # Every entry of an array of text takes as much memory as the longest.
     longest = max(map(len, paths), default=0)
     return np.array(paths, object if 4 * longest * len(paths) > MOST_PATH_BYTES else str)
@@ -265,10 +266,10 @@ def regular_file(path: Path) -> Path:
 def file_state(path: Path) -> tuple[str, int, int, int]:
     """Path, size and times of a file; the time of its last change of any kind (ctime) cannot be set by users."""
     try:
-        known = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return str(path.absolute()), -1, 0, 0
-    return str(path.absolute()), known.st_size, known.st_mtime_ns, known.st_ctime_ns
+    return str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _size(path: Path) -> int:
@@ -285,9 +286,9 @@ def require_readable(images: DecodedImages, broken: Sequence[int]) -> None:
         return
     if len(broken) == 1:
         images.open(int(broken[0]))
-    shown = ", ".join(str(images.path(int(row))) for row in broken[:NAMED])
-    more = ", …" if len(broken) > NAMED else ""
-    raise UserError(f"{len(broken):,} of {len(images):,} images are missing or cannot be read: {shown}{more} {SKIP}")
+    names = ", ".join(str(images.path(int(row))) for row in broken[:MAX_NAMED])
+    more = ", …" if len(broken) > MAX_NAMED else ""
+    raise UserError(f"{len(broken):,} of {len(images):,} images are missing or cannot be read: {names}{more} {SKIP}")
 
 
 def as_array(picture: Image.Image) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 from longtail.errors import UserError, choose, whole_number
 
 PROFILES = ("exp", "step", "none")
+TEST_ORDERS = ("forward", "backward")
 
 
 def long_tail_counts(num_classes: int, largest: int, factor: float, profile: str = "exp") -> np.ndarray:
@@ -36,19 +37,23 @@ def long_tail_counts(num_classes: int, largest: int, factor: float, profile: str
     return np.array(counts)
 
 
-def long_tail_indices(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
+def long_tail_indices(labels: np.ndarray, counts: np.ndarray, seed: int | None) -> np.ndarray:
     """Which images to keep, sorted: `counts[c]` of class c, chosen by the seed alone.
 
-    For one seed a smaller count keeps a subset of what a larger count keeps.
+    For one seed a smaller count keeps a subset of what a larger count keeps. Without a seed (None) the images are
+    the standard subset, that of the code of LDAM-DRW: one legacy generator with seed 0 shuffles the images of each
+    class in turn, and the first ones stay.
     """
     kept = []
+    standard = np.random.RandomState(0)
     for label, count in enumerate(counts):
         of_class = np.flatnonzero(labels == label)
         if count < 1:
             raise UserError(f"class {label} is left without images (count {count}); use a smaller imbalance factor")
         if count > len(of_class):
             raise UserError(f"class {label} has {len(of_class)} images, {count} are asked for")
-        kept.append(np.random.default_rng((seed, label)).permutation(of_class)[:count])
+        draw = standard if seed is None else np.random.default_rng((seed, label))
+        kept.append(draw.permutation(of_class)[:count])
     return np.sort(np.concatenate(kept))
 
 
@@ -63,9 +68,10 @@ def validation_indices(
     if not 0 < fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not {fraction}")
     held_out = []
-    found, sizes = np.unique(labels, return_counts=True)
-    giving = found[np.argsort(-sizes, kind="stable")[: (len(found) + 1) // 2]] if only_head else found
-    for label in np.sort(giving):
+    classes, sizes = np.unique(labels, return_counts=True)
+    if only_head:
+        classes = np.sort(classes[np.argsort(-sizes, kind="stable")[: (len(classes) + 1) // 2]])
+    for label in classes:
         of_class = np.flatnonzero(labels == label)
         count = min(max(round(fraction * len(of_class)), 1), len(of_class) - 1)
         # The third entry makes this draw independent of the one that selects the long tail with the same seed.
@@ -74,12 +80,47 @@ def validation_indices(
     return np.setdiff1d(np.arange(len(labels)), validation), validation
 
 
-def few_per_class(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
+def profile_indices(
+    labels: np.ndarray, factor: float, order: str = "forward", *, class_order: np.ndarray | None = None, seed: int = 0
+) -> np.ndarray:
+    """Which images of a balanced test set to keep, sorted, so that their class counts are exponential.
+
+    `forward`: the classes with most training images have most test images; `backward`: the reverse. The largest class
+    keeps as many images as the smallest class of the test set has, the smallest class `1 / factor` of them. The
+    published factors are 2, 5, 10, 25 and 50.
+
+    Papers: Hong et al., Disentangling Label Distribution for Long-tailed Visual Recognition, CVPR 2021 (LADE);
+    Zhang et al., Self-Supervised Aggregation of Diverse Experts, NeurIPS 2022 (SADE).
+
+    Args:
+        labels: (N,) classes 0..K-1 of the test images.
+        factor: imbalance of the chosen images, largest class / smallest class.
+        order: `forward` or `backward`.
+        class_order: (K,) classes from the most to the fewest training images (default: 0, 1, …, K - 1).
+        seed: selects the images of each class; a larger factor keeps a subset of what a smaller factor keeps.
+
+    >>> labels = np.repeat([0, 1, 2], 100)
+    >>> np.bincount(labels[profile_indices(labels, 25, "backward")]).tolist()
+    [4, 20, 100]
+    """
+    choose("order", order, TEST_ORDERS)
+    sizes = np.bincount(labels)
+    classes = np.arange(len(sizes)) if class_order is None else np.asarray(class_order)
+    if len(sizes) > len(classes) or not np.array_equal(np.sort(classes), np.arange(len(classes))):
+        raise UserError(f"class_order must name each of the classes 0..{len(sizes) - 1} once")
+    if len(sizes) < len(classes) or not sizes.all():
+        raise UserError("a class has no test image; a test profile needs images of every class")
+    counts = np.empty(len(sizes), np.int64)
+    counts[classes if order == "forward" else classes[::-1]] = long_tail_counts(len(sizes), int(sizes.min()), factor)
+    return long_tail_indices(labels, counts, seed)
+
+
+def subsample_per_class(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Which samples to take, sorted: at most `most` of every class, chosen by the seed alone.
 
     For one seed a smaller number takes a subset of what a larger number takes.
 
-    >>> few_per_class(np.array([0, 0, 0, 1]), most=1, seed=0).tolist()
+    >>> subsample_per_class(np.array([0, 0, 0, 1]), most=1, seed=0).tolist()
     [1, 3]
     """
     # The third entry makes this draw independent of those of the long tail and the validation split.
@@ -90,7 +131,7 @@ def few_per_class(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Few:
+class ClassSubsample:
     """At most `most` images of every class, chosen by the seed."""
 
     most: int
@@ -102,4 +143,4 @@ class Few:
 
     def rows(self, labels: np.ndarray) -> np.ndarray:
         """Rows of the chosen images, given the labels (N,) of all, sorted."""
-        return few_per_class(labels, self.most, self.seed)
+        return subsample_per_class(labels, self.most, self.seed)

@@ -1,81 +1,111 @@
-"""Converts labels from files or data sets to 0..K-1; errors name the mistake."""
+"""Which entry of a sample or batch holds the labels, and their conversion to class numbers.
+
+The rule: in a dictionary or named tuple, the labels are under one of `LABEL_ENTRIES`; in another tuple or list they are
+any entry but the first. If several entries remain, those that cannot be labels are dropped, then those that differ from
+the data set's list of labels. If entries with different values remain, that is an error: `(image, domain, label)` and
+`(image, label, index)` look alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from longtail.core.arrays import as_array
 from longtail.errors import UserError
+from longtail.files.arrays import as_array
 
-# Names of the label column or entry, the most likely first.
-LABEL_NAMES = ("labels", "label", "fine_label", "targets", "target", "y", "label_ids")
-
-Where = Callable[[int], str]
-MOST_DIGITS = 18  # of a label, so that it fits into 64 bits
-MOST_EMPTY, FEW_CLASSES = 10, 1000  # a list may have this many classes per image, and this many more
+Key = int | str
+LABEL_ENTRIES = ("labels", "label", "fine_label", "targets", "target", "y", "label_ids")  # the most likely first
+MIN_COMPARED, MAX_COMPARED = 8, 200  # samples of a data set that are compared with its list of labels
 
 
-def from_numbers(
-    numbers: np.ndarray, class_names: tuple[str, ...] | None, where: Where
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels (N,) that are 0..K-1 already; K is the largest + 1 unless names are given."""
-    if class_names is None:
-        _require_plausible(numbers, where)
-    names = class_names or tuple(str(label) for label in range(int(numbers.max()) + 1))
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
-    if len(wrong):
-        last = len(names) - 1 if class_names else ""
-        raise UserError(f"{where(int(wrong[0]))}: label {numbers[wrong[0]]} is outside 0..{last}")
-    return torch.from_numpy(numbers.astype(np.int64)), names
+def label_key(item: Any, dataset: Any = None, listed: np.ndarray | None = None) -> Key:
+    """The position or name of the labels in a sample or batch.
 
+    Args:
+        item: a tuple or list (inputs, labels, …), or a dictionary.
+        dataset: the data set of the item, if its samples can be read by number.
+        listed: (N,) the data set's list of labels.
 
-def _require_plausible(numbers: np.ndarray, where: Where) -> None:
-    """Refuse labels that are not classes, such as image ids: they would make millions of empty classes."""
-    place, most = int(numbers.argmax()), MOST_EMPTY * len(numbers) + FEW_CLASSES
-    if numbers[place] >= most:
+    >>> label_key((torch.zeros(2, 5), torch.tensor([0, 1]), ["a.jpg", "b.jpg"]))
+    1
+    """
+    candidates = _candidates(item)
+    if len(candidates) == 1:
+        return candidates[0]
+    keys = [key for key in candidates if _could_be_labels(item[key])]
+    if len(keys) <= 1:
+        return keys[0] if keys else candidates[0]  # the conversion's error says what it is instead
+    if dataset is not None and listed is not None:
+        keys = _agreeing(keys, item, dataset, listed) or keys
+    first = as_array(item[keys[0]])
+    if all(np.array_equal(first, as_array(item[key])) for key in keys):
+        return keys[0]
+    if isinstance(item, Mapping):
         raise UserError(
-            f"{where(place)}: label {numbers[place]} would make {int(numbers[place]) + 1:,} classes of "
-            f"{len(numbers):,} images; labels are numbered from 0 to K - 1 without large gaps"
+            f"the entries {', '.join(map(repr, keys))} of a batch or sample could all be the labels; keep one of "
+            "them, or give the data set a list .targets of its labels"
         )
+    raise UserError(
+        f"a batch or sample has {len(item)} entries, and those at places {', '.join(map(str, keys))} (from 0 on) "
+        "could all be the labels; make it (inputs, labels) or a dictionary with 'labels', or give the data set a list "
+        ".targets of its labels"
+    )
 
 
-def from_names(
-    words: Sequence[str], class_names: tuple[str, ...] | None, where: Where
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels (N,) of names, numbered in alphabetical order unless the classes are given."""
-    names = class_names or tuple(sorted(set(words)))
-    numbers = {name: label for label, name in enumerate(names)}
-    for place, word in enumerate(words):
-        if word not in numbers:
-            raise UserError(f"{where(place)}: the training set has no class {word!r}")
-    return torch.tensor([numbers[word] for word in words]), names
+def _candidates(item: Any) -> Sequence[Key]:
+    if isinstance(item, Mapping):
+        names = [name for name in LABEL_ENTRIES if name in item]
+        if not names:
+            entries = ", ".join(map(str, item))
+            raise UserError(
+                f"a batch or sample has no labels: its entries are {entries}; expected one of {LABEL_ENTRIES}"
+            )
+        return names
+    if isinstance(item, tuple | list) and len(item) >= 2:
+        fields = getattr(item, "_fields", ())
+        return [fields.index(name) for name in LABEL_ENTRIES if name in fields] or range(1, len(item))
+    raise UserError(
+        f"a batch or sample must be (inputs, labels) or a dictionary with labels, not {type(item).__name__}"
+    )
 
 
-def is_whole_number(word: str) -> bool:
-    return word.removeprefix("-").isdecimal()
+def _could_be_labels(entry: Any) -> bool:
+    """Whether an entry could be labels, in a right or wrong form: whole numbers, or rows of shares that sum to 1."""
+    if not isinstance(entry, torch.Tensor | np.ndarray | np.generic | list | tuple | int | float):
+        return False
+    try:
+        array = as_array(entry)
+    except ValueError:  # rows of different lengths
+        return False
+    if array.dtype.kind not in "iufb" or array.ndim > 2 or not array.size:
+        return False
+    if array.ndim < 2 or array.shape[1] == 1:
+        return bool((array == np.round(array)).all())
+    return bool((array >= 0).all()) and bool((np.abs(array.sum(1, dtype=np.float64) - 1) < 1e-3).all())
 
 
-def whole_numbers(words: Sequence[str], where: Where) -> np.ndarray:
-    """Decimal text to (N,) int64."""
-    for place, word in enumerate(words):
-        if len(word) > MOST_DIGITS:
-            raise UserError(f"{where(place)}: label {word[:MOST_DIGITS]}… is too large")
-    return np.array([int(word) for word in words], np.int64)
+def _agreeing(keys: list[Key], item: Any, dataset: Any, listed: np.ndarray) -> list[Key]:
+    """Those entries in which samples of the data set have the listed labels."""
+    for number, index in enumerate(np.random.default_rng(0).permutation(len(listed))[:MAX_COMPARED].tolist()):
+        if number >= MIN_COMPARED and len(keys) <= 1:
+            break
+        try:
+            sample = dataset[index]
+        except Exception:  # somebody else's code, which may work in its loader alone
+            return []
+        keys = [key for key in keys if len(sample) == len(item) and _number_at(sample, key) == listed[index]]
+    return keys
 
 
-def from_words(
-    words: Sequence[str], class_names: tuple[str, ...] | None, where: Where
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels (N,) from text: as numbers if all are numbers (and given class names are numbers too), else as names."""
-    by_number = class_names is None or class_names == tuple(str(label) for label in range(len(class_names)))
-    if by_number and all(map(is_whole_number, words)):
-        return from_numbers(whole_numbers(words, where), class_names, where)
-    return from_names(words, class_names, where)
+def _number_at(sample: Any, key: Key) -> int | None:
+    try:
+        return int(sample[key])
+    except (LookupError, TypeError, ValueError, RuntimeError):  # the sample has another form than the batch
+        return None
 
 
 def as_class_numbers(labels: Any) -> np.ndarray:
@@ -86,21 +116,15 @@ def as_class_numbers(labels: Any) -> np.ndarray:
         raise UserError("samples have different numbers of labels; class numbers are needed, one per sample") from error
     if array.dtype.kind not in "iufb":
         example = next(iter(array.ravel().tolist()), None)
-        shown = f"{type(example).__name__} ({str(example)[:40]!r})"
-        raise UserError(f"labels are {shown}, not class numbers; number the classes from 0 on")
+        kind = f"{type(example).__name__} ({str(example)[:40]!r})"
+        raise UserError(f"labels are {kind}, not class numbers; number the classes from 0 on")
     if array.dtype.kind in "iu" and array.shape[1:] in ((), (1,)) and array.ndim:
         return array.reshape(-1).astype(np.int64)
-    raise UserError(
-        f"labels must be class numbers, one per sample, not {array.dtype} of shape {array.shape}{_hint(array)}"
-    )
-
-
-def _hint(array: np.ndarray) -> str:
-    """What kind of labels these are, and what to do."""
+    hint = ": several numbers per sample"
     if array.ndim == 1:
-        return "; convert them to whole numbers"
-    if array.ndim == 2 and np.isin(array, (0, 1)).all():
-        if (array.sum(1) == 1).all():
-            return "; if every sample has exactly one 1, argmax(1) gives the class numbers"
-        return ": samples with several classes, or none, have no class counts"
-    return ": several numbers per sample"
+        hint = "; convert them to whole numbers"
+    elif array.ndim == 2 and np.isin(array, (0, 1)).all():
+        one_hot = (array.sum(1) == 1).all()
+        hint = "; if every sample has exactly one 1, argmax(1) gives the class numbers"
+        hint = hint if one_hot else ": samples with several classes, or none, have no class counts"
+    raise UserError(f"labels must be class numbers, one per sample, not {array.dtype} of shape {array.shape}{hint}")

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from longtail.core.progress import QUIET, Display
 from longtail.data.augment import Transform
-from longtail.data.decoded import StoredImages, decoded_once
-from longtail.data.images import DecodedImages, FileImages, Images, MemoryImages, require_readable
+from longtail.data.images import Images, MemoryImages
 from longtail.data.samplers import Draw
-from longtail.data.worker_processes import in_order_of
 from longtail.errors import UserError
+from longtail.launch import terminations
+
+GRACE_SECONDS = 120  # that a worker process lives on after SIGTERM
+PIXELS_AT_ONCE = 512 * 32 * 32  # that are augmented together: an operation on one small image takes as long as on ten
 
 
 @dataclass
 class Batch:
-    """Normalised images (B, C, H, W), labels (B,), and indices in the data set (B,)."""
+    """Normalised images (B, C, H, W), labels (B,) or soft targets (B, K), and indices in the data set (B,)."""
 
     images: Tensor
     labels: Tensor
@@ -29,9 +35,6 @@ class Batch:
 
 
 Drawn = tuple[Tensor, Tensor, Tensor]  # augmented uint8 pixels, labels, indices
-
-# Pixels that are augmented together: an operation on one small image takes as long as on ten.
-TOGETHER = 512 * 32 * 32
 
 
 class _DrawnBatches(Dataset[Drawn]):
@@ -43,50 +46,44 @@ class _DrawnBatches(Dataset[Drawn]):
 
     def __getitem__(self, draw: Draw) -> Drawn | UserError:  # type: ignore[override]
         try:
-            return self._read(draw.indices, self._numbers(draw))
+            return self._read([draw])[:3]
         except UserError as error:
             return error  # as a value: raised in a worker process it would come back as a traceback
 
     def several(self, plan: Iterable[Draw]) -> Iterator[Drawn]:
         """The same batches; several are augmented together."""
         for draws in self._groups(plan):
-            numbers = np.concatenate([self._numbers(draw) for draw in draws])
-            indices = np.concatenate([draw.indices for draw in draws])
-            *read, kept = self._read_kept(indices, numbers)
+            *tensors, kept = self._read(draws)
             ends = np.cumsum([len(draw.indices) for draw in draws])
             sizes = np.diff(np.searchsorted(kept, [0, *ends])).tolist()  # without the broken images that were skipped
             for draw, size in zip(draws, sizes, strict=True):
                 if size == 0 < len(draw.indices):
                     raise UserError(f"none of the {len(draw.indices)} images of a batch can be read")
-            yield from zip(*(tensor.split(sizes) for tensor in read), strict=True)
+            yield from zip(*(tensor.split(sizes) for tensor in tensors), strict=True)
 
     def _groups(self, plan: Iterable[Draw]) -> Iterator[list[Draw]]:
-        """Groups of draws in order, each with up to `TOGETHER` pixels."""
+        """Groups of draws in order, each with up to `PIXELS_AT_ONCE` pixels."""
         decode, images = self.transform.decode, self.images
         area = images.pixels[0, 0].numel() if isinstance(images, MemoryImages) else decode.size**2 if decode else 1
         group: list[Draw] = []
         for draw in plan:
             group.append(draw)
-            if sum(len(drawn.indices) for drawn in group) * area >= TOGETHER:
+            if sum(len(drawn.indices) for drawn in group) * area >= PIXELS_AT_ONCE:
                 yield group
                 group = []
         if group:
             yield group
 
-    def _numbers(self, draw: Draw) -> np.ndarray:
-        return self.transform.numbers(draw.numbers)
-
-    def _read(self, indices: np.ndarray, numbers: np.ndarray) -> Drawn:
-        return self._read_kept(indices, numbers)[:3]
-
-    def _read_kept(self, indices: np.ndarray, numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
-        """A batch, and the position in `indices` of each image."""
+    def _read(self, draws: list[Draw]) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+        """Augmented pixels, labels and indices of all draws, and the position of each image among the draws."""
+        numbers = np.concatenate([self.transform.numbers(draw.numbers) for draw in draws])
+        indices = np.concatenate([draw.indices for draw in draws])
         decode = self.transform.decode
         split = decode.columns if decode else 0
         pixels, kept = self.images.read(indices, decode, numbers[:, :split])
         pixels = self.transform.augment(pixels, torch.from_numpy(numbers[kept][:, split:]))
-        places = torch.from_numpy(indices[kept])
-        return pixels, self.images.labels[places], places, kept
+        rows = torch.from_numpy(indices[kept])
+        return pixels, self.images.labels[rows], rows, kept
 
 
 def load(
@@ -99,8 +96,8 @@ def load(
     """
     device = device or torch.device("cpu")
     drawn = _DrawnBatches(images, transform)
-    decodes = isinstance(images, DecodedImages) or (isinstance(images, StoredImages) and not images.finished)
-    source = in_order_of(drawn, plan, workers, pin=device.type == "cuda") if decodes else drawn.several(plan)
+    pin = device.type == "cuda"
+    source = run_in_workers(drawn, plan, workers, pin=pin) if images.needs_workers else drawn.several(plan)
     for pixels, labels, indices in source:
         moved = pixels.to(device, non_blocking=True)
         yield Batch(transform.normalise(moved), labels.to(device, non_blocking=True), indices)
@@ -119,19 +116,53 @@ def in_order(
     return [Draw(numbers[batch], indices[batch]) for batch in batches]
 
 
-def resident(
-    images: Images,
-    transform: Transform,
-    device: torch.device,
+@contextmanager
+def quiet_about_workers() -> Iterator[None]:
+    """Without torch's warning about more workers than cores: they are useful when files are slow to read."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        yield
+
+
+def run_in_workers(
+    work: Dataset[Any],
+    keys: Iterable[Any],
+    workers: int,
     *,
-    cache_gb: float = 0.0,
-    workers: int = 0,
-    display: Display = QUIET,
-) -> Images:
-    """Move images to where they are read fastest: memory of the device, or decoded once in the cache folder."""
-    if isinstance(images, MemoryImages):
-        return images.to(device)
-    stored = decoded_once(images, transform.decode, most_bytes=cache_gb * 1e9, workers=workers, display=display)
-    if isinstance(stored, FileImages):  # not decoded now, but which files exist is known at once
-        require_readable(stored, stored.missing())
-    return stored
+    pin: bool = False,
+    collate: Callable[[Any], Any] | None = None,
+) -> Iterator[Any]:
+    """`work[key]` for every key, computed by `workers` processes (0: by this one).
+
+    `work` returns a `UserError` as a value, which is raised here: raised in a worker it would come back as a traceback.
+    """
+    with quiet_about_workers():
+        loader = DataLoader(
+            work,
+            batch_size=None,
+            sampler=keys,
+            num_workers=workers,
+            pin_memory=pin,
+            collate_fn=collate,
+            worker_init_fn=_outlive_signals,
+        )
+        results = iter(loader)
+    for result in results:
+        if isinstance(result, UserError):
+            raise result
+        yield result
+
+
+def _outlive_signals(number: int) -> None:
+    """In a worker: ignore signals to the whole process group, because the parent needs its workers until it has saved.
+
+    `timeout` and schedulers send SIGTERM to every process of a group; a terminal sends Ctrl-C, and SIGHUP at its end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        for ending in terminations():
+            signal.signal(ending, _end_later)
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    signal.alarm(GRACE_SECONDS)

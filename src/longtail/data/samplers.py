@@ -2,7 +2,7 @@
 
 Epoch e of a sampler is a fixed list of as many indices as the data set has. The epochs are concatenated and then
 split into batches, so every batch is full. Batch s is computed only from the seed and s, so a run can resume at any
-step, and any number of processes can share one stream: process r takes the r-th part of each batch.
+step, and any number of processes can share one stream: process r takes the r-th shard of each batch.
 
 | name | probability of class c |
 |---|---|
@@ -99,17 +99,17 @@ class Sampler:
 
     def draws(self, first: int, count: int) -> Draw:
         """`count` draws of the stream from number `first` on."""
-        parts, number, left = [], first, count
+        pieces, number, left = [], first, count
         while left:
             epoch, position = divmod(number, self.epoch_length)
-            part = self._epoch(epoch)[position : position + left]
-            parts.append(part)
-            number += len(part)
-            left -= len(part)
-        return Draw(np.arange(first, first + count), np.concatenate(parts))
+            piece = self._epoch(epoch)[position : position + left]
+            pieces.append(piece)
+            number += len(piece)
+            left -= len(piece)
+        return Draw(np.arange(first, first + count), np.concatenate(pieces))
 
     def batch(self, step: int, batch_size: int, rank: int = 0, world_size: int = 1) -> Draw:
-        """The part of batch `step` that belongs to process `rank`; `batch_size` is the whole batch."""
+        """The shard of batch `step` for process `rank`; `batch_size` is the whole batch."""
         start = batch_size * rank // world_size
         stop = batch_size * (rank + 1) // world_size
         return self.draws(step * batch_size + start, stop - start)

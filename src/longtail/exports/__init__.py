@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from longtail.core.opening import resolved
 from longtail.errors import UserError, choose
 from longtail.exports.card import write_package
+from longtail.exports.graphs import write_onnx, write_program
 from longtail.exports.head import write_json_head, write_npz_head
-from longtail.exports.onnx_file import write_onnx
-from longtail.exports.program import write_program
+from longtail.files.reading import resolved
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from longtail.core.files import replacing_folder, write_json, write_text
-from longtail.core.records import read_json
-from longtail.core.text import markdown_text
-from longtail.data.open import image_side, statistics
+from longtail.data.splits import image_side, statistics
+from longtail.exports.hub import CARD_FILE, front_matter
+from longtail.files.atomic import replacing_folder, write_json, write_text
+from longtail.files.records import read_json
+from longtail.files.text import markdown_text
 from longtail.methods import TRAIN_METHODS, candidate_title
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
-from longtail.runs.folder import METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
+from longtail.runs.folder import CALIBRATION_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
 from longtail.runs.prediction import in_words
 from longtail.runs.record import read_journal, scores_in
 from longtail.tasks.calibration import (
-    CALIBRATION_FILE,
     OWN_FILES,
     ScoresFile,
     fitted_value,
@@ -27,17 +27,16 @@ from longtail.tasks.calibration import (
     read_scores,
 )
 
-CARD_FILE = "README.md"
 SHOWN_CLASSES = 100
 
 
 def write_package(source: Path, out: Path) -> tuple[None, str]:
     """A folder with model.safetensors, run.json and README.md; it is a run folder itself."""
     run = Run.open(source)
-    model = run.load_model()  # raises if the weights cannot be loaded
+    model = run.model()  # raises if the weights cannot be loaded
     card = model_card(run)
     with replacing_folder(out, (*OWN_FILES, CARD_FILE), "a model") as folder:
-        write_model(folder / MODEL_FILE, model, {"class_names": run.class_names})
+        write_model(folder / MODEL_FILE, model, run.record, {"class_names": run.class_names})
         write_text(folder / CARD_FILE, card)
         if run.calibration:
             read_calibration(source, model=run.model_identity)
@@ -58,14 +57,12 @@ def model_card(run: Run) -> str:
     title = f"{run.config.backbone} on {markdown_text(run.data_name)}"
     if run.calibration:
         title += f", calibrated with {markdown_text(run.calibration.title)}"
-    sections = [_front_matter(), f"# {title}", _data(run), _method(run), _scores(run), _loading(run), _classes(run)]
+    rows = _measured(run)
+    kind = "calibrated" if run.calibration else "stage one"
+    results = [(split, scores) for split, model, scores in rows if model == kind]
+    fields = front_matter(f"{run.config.backbone}-{run.data_name}", results, data=run.data_name)
+    sections = [fields, f"# {title}", _data(run), _method(run), _scores(run, rows), _loading(run), _classes(run)]
     return "\n\n".join(sections) + "\n"
-
-
-def _front_matter() -> str:
-    tags = ("long-tailed-recognition", "class-imbalance", "calibration")
-    lines = ["---", "library_name: longtail", "pipeline_tag: image-classification", "tags:"]
-    return "\n".join([*lines, *(f"- {tag}" for tag in tags), "---"])
 
 
 def _data(run: Run) -> str:
@@ -104,10 +101,10 @@ def _method(run: Run) -> str:
     return text
 
 
-def _scores(run: Run) -> str:
+def _scores(run: Run, measured: list[tuple[str, str, dict[str, Any]]]) -> str:
     headings = [score.heading for score in SCORES.values()]
     header = "| split | model | " + " | ".join(headings) + " |\n|---|---|" + "---:|" * len(headings)
-    rows = [_row(*row) for row in _known_scores(run)]
+    rows = [_row(*row) for row in measured]
     if not rows:
         return "## Scores\n\nNot measured yet: `longtail evaluate` measures them."
     plain = ", ".join(score.heading for score in SCORES.values() if not score.in_percent)
@@ -115,26 +112,22 @@ def _scores(run: Run) -> str:
         f"Per cent, but {plain}. Classes with more than {MANY} training images are many-shot, with fewer than {FEW} "
         "few-shot."
     )
-    return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}{_optimism(run)}{_price(run)}"
+    return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}{_remarks(run)}"
 
 
-def _optimism(run: Run) -> str:
-    """Which scores are higher than on new images."""
-    both = _both(run, "validation")
-    if both is None or not both.used:
-        return ""
-    return (
-        " The calibration was fitted or chosen on the validation images: its score there is higher than on new images."
-    )
-
-
-def _price(run: Run) -> str:
-    """The classes whose accuracy fell by more than their interval."""
-    both = _both(run, "test") or _both(run, "validation")
-    if not both:
-        return ""
-    found = ", ".join(markdown_text(str(one)) for one in both.fallen) or "none"
-    return f"\n\nRecognised less often than before, by more than their interval ({both.split} split): {found}."
+def _remarks(run: Run) -> str:
+    """Which scores are higher than on new images, and the classes whose accuracy fell by more than their interval."""
+    validation, text = _both(run, "validation"), ""
+    if validation and validation.used:
+        text = (
+            " The calibration was fitted or chosen on the validation images: its score there is higher than on new "
+            "images."
+        )
+    both = _both(run, "test") or validation
+    if both:
+        fallen = ", ".join(markdown_text(str(one)) for one in both.fallen) or "none"
+        text += f"\n\nRecognised less often than before, by more than their interval ({both.split} split): {fallen}."
+    return text
 
 
 def _row(split: str, model: str, scores: dict[str, Any]) -> str:
@@ -142,7 +135,7 @@ def _row(split: str, model: str, scores: dict[str, Any]) -> str:
     return f"| {split} | {model} | " + " | ".join(cells) + " |"
 
 
-def _known_scores(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
+def _measured(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
     """(split, model, scores) in the run's folder; scores of other weights are left out."""
     rows: list[tuple[str, str, dict[str, Any]]] = []
     own = "calibrated" if run.calibration else "stage one"

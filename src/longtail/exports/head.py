@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from longtail.core.files import replacing, write_json
 from longtail.errors import UserError, number
-from longtail.networks.saved_heads import saved_head
-from longtail.posthoc.target_prior import NEVER
-from longtail.runs.folder import RUN_FILE, Run
-from longtail.tasks.calibration import CALIBRATION_FILE, read_calibration
+from longtail.files.atomic import replacing, write_json
+from longtail.heads.kinds import saved_head
+from longtail.posthoc.priors import NEVER
+from longtail.runs.folder import CALIBRATION_FILE, RUN_FILE, Run
+from longtail.tasks.calibration import read_calibration
 
 SOFTMAX = "probabilities = exp(logits) / sum(exp(logits))"
 SIGMOIDS = "logits = -log(1 + exp(-logits))"
@@ -34,22 +34,18 @@ FORMULAS = {
 
 def write_npz_head(source: Path, out: Path) -> tuple[None, str]:
     """The numbers as a .npz file that opens without pickle."""
-    arrays, words = read_head(source)
-    texts = {name: np.array(value) for name, value in words.items()}
+    arrays, texts = read_head(source)
+    as_arrays = {name: np.array(value) for name, value in texts.items()}
     with replacing(out) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays, **texts)  # type: ignore[arg-type]
-    return None, _say(words)
+        np.savez(file, **arrays, **as_arrays)  # type: ignore[arg-type]
+    return None, "; ".join(texts["formula"])
 
 
 def write_json_head(source: Path, out: Path) -> tuple[None, str]:
     """The same as a JSON file."""
-    arrays, words = read_head(source)
-    write_json(out, {**words, **{name: array.tolist() for name, array in arrays.items()}})
-    return None, _say(words)
-
-
-def _say(words: dict[str, Any]) -> str:
-    return "; ".join(words["formula"])
+    arrays, texts = read_head(source)
+    write_json(out, {**texts, **{name: array.tolist() for name, array in arrays.items()}})
+    return None, "; ".join(texts["formula"])
 
 
 def read_head(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -58,12 +54,12 @@ def read_head(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         return _of_saved_logits(source)
     run = Run.open(source)
     numbers = read_calibration(source, model=run.model_identity)[1] if run.calibration else {}
-    head = saved_head(run.load_model())
+    head = saved_head(run.model())
     arrays, formula = _layer(head)
     affine = {}
     if isinstance(head, nn.Linear):
         affine = _affine(numbers, source / CALIBRATION_FILE, len(run.class_names))
-    words: dict[str, Any] = {
+    texts: dict[str, Any] = {
         "formula": (*formula, SOFTMAX, CHOICE),
         "features": f"input of the last layer, (N, {arrays['weight'].shape[1]})",
         "class_names": run.class_names,
@@ -71,8 +67,8 @@ def read_head(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         "model": run.model_identity,
     }
     if affine:
-        words["formula_on_old_logits"] = (AFFINE, SOFTMAX, CHOICE)
-    return {**arrays, **affine, "class_counts": run.class_counts}, words
+        texts["formula_on_old_logits"] = (AFFINE, SOFTMAX, CHOICE)
+    return {**arrays, **affine, "class_counts": run.class_counts}, texts
 
 
 def _layer(head: nn.Module) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -81,10 +77,8 @@ def _layer(head: nn.Module) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     assert isinstance(linear, nn.Linear)
     weight = linear.weight.detach().numpy()
     bias = np.zeros(len(weight), np.float32) if linear.bias is None else linear.bias.detach().numpy()
-    own = (
-        {} if head is linear else {name: value.detach().numpy() for name, value in head.named_parameters(recurse=False)}
-    )
-    return {"weight": weight, "bias": bias, **own}, FORMULAS[type(head).__name__]
+    around = {name: value.detach().numpy() for name, value in head.named_parameters(recurse=False)}
+    return {"weight": weight, "bias": bias, **({} if head is linear else around)}, FORMULAS[type(head).__name__]
 
 
 def _affine(numbers: dict[str, Any], path: Path, classes: int | None = None) -> dict[str, np.ndarray]:
@@ -96,10 +90,10 @@ def _affine(numbers: dict[str, Any], path: Path, classes: int | None = None) -> 
 
 def _vector(values: Any, classes: int | None, name: str) -> np.ndarray:
     """(K,) numbers of a calibration; a class that is never predicted has no number and gets the lowest logit."""
-    known = [NEVER if value is None else value for value in values] if isinstance(values, list) else []
-    if not known or (classes is not None and len(known) != classes):
+    numbers = [NEVER if value is None else value for value in values] if isinstance(values, list) else []
+    if not numbers or (classes is not None and len(numbers) != classes):
         raise UserError(f"{name} is damaged: it should list one number per class")
-    return np.array([number(name, value) for value in known])
+    return np.array([number(name, value) for value in numbers])
 
 
 def _of_saved_logits(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -20,14 +20,14 @@ class CalibrateCallback(Calibration, Callback):
         """Log the scores of the validation images."""
         if trainer.sanity_checking or trainer.train_dataloader is None:
             return
-        found = self.look(pl_module, _only(trainer.val_dataloaders), trainer.train_dataloader)
-        pl_module.log_dict({f"longtail/{name}": value for name, value in found.items()}, rank_zero_only=False)
+        scores = self.score(pl_module, _first(trainer.val_dataloaders), trainer.train_dataloader)
+        pl_module.log_dict({f"longtail/{name}": value for name, value in scores.items()}, rank_zero_only=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate with the training images."""
-        self.finish(pl_module, trainer.train_dataloader, _only(trainer.val_dataloaders))
+        self.calibrate(pl_module, trainer.train_dataloader, _first(trainer.val_dataloaders))
 
 
-def _only(loaders: Any) -> Any:
+def _first(loaders: Any) -> Any:
     """The first of several validation loaders; hyper-parameters are chosen on it."""
     return loaders[0] if isinstance(loaders, list | tuple) and loaders else loaders or None

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from longtail.core.arrays import as_array
 from longtail.errors import UserError
+from longtail.files.arrays import as_array
 from longtail.metrics.scores import shot_accuracy
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from longtail.core.arrays import as_array
 from longtail.data.counts import training_labels
 from longtail.errors import UserError
-from longtail.extraction.loaders import order_of
-from longtail.extraction.model import extract
-from longtail.metrics.scores import Metrics, evaluate_logits
-from longtail.metrics.state import describe_state
+from longtail.files.arrays import as_array
+from longtail.metrics.margins import describe_state
+from longtail.metrics.scores import Metrics, evaluate
+from longtail.outputs.extract import extract
+from longtail.outputs.loaders import sampler_info
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.marc import MARC
@@ -52,17 +52,17 @@ class Calibration:
         self.history_: list[dict[str, float]] = []
         self.method.check_settings()
 
-    def look(self, model: nn.Module, held_out: Any, train: Any) -> dict[str, float]:
+    def score(self, model: nn.Module, held_out: Any, train: Any) -> dict[str, float]:
         """Balanced accuracy, accuracy by shots, and the correlation of margins with class size, on held-out batches."""
         outputs = self._held_out(model, held_out, train)
         state = describe_state("now", outputs.rows().read(slice(None)).numpy(), outputs)
         named = {name: getattr(state.metrics, name) for name in SCORES}
-        found = {name: float(value) for name, value in named.items() if value is not None}
-        found["margin_correlation"] = float(state.correlation["margins"])
-        self.history_.append(found)
-        return found
+        scores = {name: float(value) for name, value in named.items() if value is not None}
+        scores["margin_correlation"] = float(state.correlation["margins"])
+        self.history_.append(scores)
+        return scores
 
-    def finish(self, model: nn.Module, train: Any, held_out: Any = None) -> None:
+    def calibrate(self, model: nn.Module, train: Any, held_out: Any = None) -> None:
         """Calibrate with the training batches, and score held-out ones before and after."""
         options: dict[str, Any] = {"head": self.head, "class_counts": self.class_counts, "device": _device(model)}
         self.model_, self.method_ = calibrate(model, train, self.method, validation=held_out, **options)
@@ -71,7 +71,7 @@ class Calibration:
             outputs = self._held_out(model, held_out, train)
             before = outputs.rows().read(slice(None)).numpy()
             after = np.asarray(self.method_.transform(outputs))
-            scores = (evaluate_logits(logits, outputs.labels, outputs.class_counts) for logits in (before, after))
+            scores = (evaluate(logits, outputs.labels, outputs.class_counts) for logits in (before, after))
             self.before_, self.after_ = scores
 
     def _held_out(self, model: nn.Module, loader: Any, train: Any) -> Outputs:
@@ -82,14 +82,14 @@ class Calibration:
     def _counts(self, train: Any) -> np.ndarray:
         if self.class_counts is not None:
             return as_array(self.class_counts)
-        order = order_of(train)
-        labels = training_labels(order.dataset)
+        info = sampler_info(train)
+        labels = training_labels(info.dataset)
         if labels is None:
             raise UserError(
                 "the training set has no list of its labels, so the training samples per class are not known; "
                 "pass class_counts= to the callback"
             )
-        return np.bincount(labels if order.support is None else labels[order.support])
+        return np.bincount(labels if info.support is None else labels[info.support])
 
 
 def _device(model: nn.Module) -> str:

@@ -96,17 +96,13 @@ class LogitsLoss(Loss):
     shape of the logits.
     """
 
-    one_class = ""
-    """The reason why every sample must have one true class; empty if soft targets are allowed."""
+    one_class: str = ""
+    """The reason why every sample must have one true class; empty if soft targets and smoothing are allowed."""
 
     def __init__(self, *, reduction: Reduction, ignore_index: int, label_smoothing: float) -> None:
         super().__init__(reduction=reduction, ignore_index=ignore_index)
         self.label_smoothing = number("label_smoothing", label_smoothing, at_least=0, at_most=1)
-
-    def require_one_class(self, reason: str) -> None:
-        """Refuse soft targets and label smoothing; `reason` explains why every sample must have one true class."""
-        self.one_class = reason
-        if self.label_smoothing:
+        if self.one_class and self.label_smoothing:
             raise self._refusal("label_smoothing")
 
     def _refusal(self, what: str) -> UserError:

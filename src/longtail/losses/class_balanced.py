@@ -56,13 +56,14 @@ class ClassBalanced(CountsLoss):
         ignore_index: int = IGNORE_INDEX,
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        # Set before the base class checks the label smoothing against it.
         self.form = choose("form", form, ("softmax", "sigmoid", "focal"))
+        if self.form != "softmax":
+            self.one_class = f"in the {self.form} form the weight of the one true class multiplies all K terms"
+        super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
         self.beta = number("beta", beta, at_least=0, below=1)
         self.gamma = number("gamma", gamma, at_least=0)
         self.divide_by = as_divide_by(divide_by)
-        if self.form != "softmax":
-            self.require_one_class(f"in the {self.form} form the weight of the one true class multiplies all K terms")
 
     def weights(self, like: Tensor) -> Tensor:
         """Weights (K,) in the dtype of another tensor."""

@@ -37,6 +37,7 @@ class Equalization(CountsLoss):
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
 
+    one_class = "a rare class that is not the true class may have probability 0"
     rare: Tensor
 
     def __init__(
@@ -50,7 +51,6 @@ class Equalization(CountsLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.require_one_class("a rare class that is not the true class may have probability 0")
         self.gamma = number("gamma", gamma, at_least=0, at_most=1)
         self.threshold = number("threshold", threshold, at_least=0, at_most=1)
         share = self.class_counts.double() / self.class_counts.sum()

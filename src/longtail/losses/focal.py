@@ -44,6 +44,7 @@ class Focal(LogitsLoss):
     (0.3005, 0.0347)
     """
 
+    one_class = "its factor (1 - p)^gamma uses the probability of the one true class"
     class_weights: Tensor | None
 
     def __init__(
@@ -57,7 +58,6 @@ class Focal(LogitsLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.require_one_class("its factor (1 - p)^gamma uses the probability of the one true class")
         self.gamma = number("gamma", gamma, at_least=0)
         self.form = choose("form", form, ("softmax", "sigmoid"))
         weights = None if class_weights is None else as_class_weights(class_weights)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.core.arrays import single_at_least
 from longtail.errors import UserError
+from longtail.files.arrays import single_at_least
 
 ClassCounts = Tensor | np.ndarray | Sequence[int]
 ClassWeights = Tensor | np.ndarray | Sequence[float]

@@ -43,6 +43,8 @@ class LADE(CountsLoss):
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
 
+    one_class = "its regulariser takes means over the samples of each class"
+
     def __init__(
         self,
         class_counts: ClassCounts,
@@ -54,7 +56,6 @@ class LADE(CountsLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.require_one_class("its regulariser takes means over the samples of each class")
         self.alpha = number("alpha", alpha, at_least=0)
         self.remine_lambda = number("remine_lambda", remine_lambda, at_least=0)
 

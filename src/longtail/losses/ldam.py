@@ -4,7 +4,7 @@
     loss = CE(s * (cos - m_y for the true class), y),    cos the cosines of features and class vectors
 
 The margin applies in training only; at test the prediction is the class with the largest cosine. For
-deferred re-weighting (DRW) see `longtail.networks.deferred`.
+deferred re-weighting (DRW) see `longtail.networks.objective`.
 
 Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
 """
@@ -39,6 +39,7 @@ class LDAM(CountsLoss):
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
 
+    one_class = "it subtracts the margin of the one true class"
     class_weights: Tensor | None
 
     def __init__(
@@ -55,7 +56,6 @@ class LDAM(CountsLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.require_one_class("it subtracts the margin of the one true class")
         self.max_margin = number("max_margin", max_margin, at_least=0)
         self.scale = number("scale", scale, above=0)
         self.divide_by = as_divide_by(divide_by)

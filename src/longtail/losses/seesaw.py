@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from longtail.distributed.world import summed
+from longtail.distributed import summed
 from longtail.errors import number
 from longtail.losses.base import IGNORE_INDEX, CountsLoss, Reduction, Samples
 from longtail.losses.inputs import ClassCounts
@@ -41,6 +41,7 @@ class Seesaw(CountsLoss):
     Shapes: logits (N, K, d1, …), target (N, d1, …) → scalar.
     """
 
+    one_class = "its factors compare every class with the one true class"
     seen_counts: Tensor
 
     def __init__(
@@ -55,7 +56,6 @@ class Seesaw(CountsLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(class_counts, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)
-        self.require_one_class("its factors compare every class with the one true class")
         self.p = number("p", p, at_least=0)
         self.q = number("q", q, at_least=0)
         self.eps = number("eps", eps, above=0, at_most=1)

@@ -177,3 +177,16 @@ def _student(value: float, variance: float, freedom: float) -> Interval:
 
     half = float(stdtrit(max(freedom, 1.0), 0.5 + CONFIDENCE / 2)) * float(np.sqrt(variance))
     return Interval(value, value - half, value + half)
+
+
+def show_difference(interval: Interval | None) -> str:
+    """A difference of shares in points, with its interval; empty if there is none.
+
+    >>> show_difference(Interval(0.021, 0.01, 0.03)), show_difference(Interval(0.304))
+    ('+2.1 [+1.0, +3.0]', '+30.4')
+    """
+    if interval is None:
+        return ""
+    if interval.low is None or interval.high is None:
+        return f"{100 * interval.value:+.1f}"
+    return f"{100 * interval.value:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"

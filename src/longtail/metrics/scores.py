@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from longtail.core.arrays import as_array
 from longtail.errors import UserError
+from longtail.files.arrays import as_array
 from longtail.metrics.confidence import Predictions, binned, gap
 from longtail.metrics.table import SHOTS
 
@@ -102,7 +102,7 @@ def evaluate_predictions(
     return replace(metrics, ece=gap(binned(as_array(confidence), best == truth)))
 
 
-def evaluate_logits(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
+def evaluate(logits: ArrayLike, labels: ArrayLike, class_counts: ArrayLike) -> Metrics:
     """Every score of logits (N, K) against labels (N,), classes grouped by `class_counts` (K,)."""
     logits, labels, class_counts = as_array(logits), _classes(labels, "labels"), as_array(class_counts)
     if logits.ndim != 2 or logits.shape != (len(labels), len(class_counts)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longtail.core.text import percent
+from longtail.files.text import percent
 
 SHOTS = ("many", "medium", "few")
 

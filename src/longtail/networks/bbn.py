@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from longtail.backbones import Backbone, num_features
 from longtail.data.loading import Batch
-from longtail.networks.objective import Objective, Progress
-from longtail.networks.schedule import parabolic
+from longtail.networks.objective import Objective, Progress, parabolic
 
 # For 90 or 180 epochs, the released code divides by 100 or 200 instead.
 STRETCHED = {90: 100, 180: 200}

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from longtail.backbones import num_features
-from longtail.core.arrays import single_at_least
 from longtail.data.loading import Batch
-from longtail.distributed.world import summed
+from longtail.distributed import summed
 from longtail.errors import UserError, choose, number, whole_number
+from longtail.files.arrays import single_at_least
+from longtail.heads.kinds import unit, unit_head
 from longtail.networks.objective import LossObjective, Progress
-from longtail.networks.vectors import unit, unit_head
 
 MOMENTUM = 0.9
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
 from longtail.backbones import num_features
+from longtail.heads.kinds import CosineHead
 
 
 class Classifier(nn.Module):
@@ -45,3 +47,8 @@ def classifier_of_form(backbone: nn.Module, class_counts: Tensor, *, form: str =
     if form != "softmax":
         nn.init.constant_(model.head.get_parameter("bias"), -math.log(len(class_counts) - 1))
     return model
+
+
+def cosine_classifier(backbone: nn.Module, class_counts: Tensor, *, scale: float = 30.0) -> nn.Module:
+    """A backbone and a normalised head."""
+    return Classifier(backbone, len(class_counts), head=partial(CosineHead, scale=scale))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from longtail.distributed.world import summed
+from longtail.distributed import summed
 
 
 class ClassMeans(nn.Module):

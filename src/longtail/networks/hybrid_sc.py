@@ -1,17 +1,11 @@
-"""Hybrid-SC: a contrastive branch learns the features; training shifts to a classifier branch on balanced images.
+"""Prototypical contrast: pull an image towards the prototype of its class, push it from the others.
 
-    loss = alpha * contrast(two views, instance sampling) + (1 - alpha) * CE(class-balanced sampling)
+    loss_i = - z_i · p_y / t + log sum_{c ≠ y} exp(z_i · p_c / t)
 
-with `alpha = 1 - (epoch / epochs)²`. The branches share the backbone; the contrastive one has a
-projection of one hidden layer and is not used at test. The contrast is between pairs (SC), or
-between images and one learnt prototype per class (PSC).
+with unit vectors z of images and p of classes. `longtail.losses.SupCon` does the same with pairs of images.
 
-The authors released no code; the width of the projection and the initial prototypes are our choice. They
-train with batches of 512, learning rate 0.5 and weight decay 1e-4; here these are those of the recipe.
-
-Paper: Wang et al., Contrastive Learning based Hybrid Networks for Long-Tailed Image
-Classification, CVPR 2021.
-"""
+Paper: Wang et al., Contrastive Learning based Hybrid Networks for Long-Tailed Image Classification,
+CVPR 2021."""
 
 from __future__ import annotations
 
@@ -23,14 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.backbones import num_features
-from longtail.core.arrays import single_at_least
 from longtail.data.loading import Batch
 from longtail.errors import choose, number, whole_number
+from longtail.files.arrays import single_at_least
+from longtail.heads.kinds import SHORTEST, unit
 from longtail.losses.supcon import SupCon
-from longtail.networks.contrast import prototypical
-from longtail.networks.objective import Objective, Progress
-from longtail.networks.schedule import parabolic
-from longtail.networks.vectors import SHORTEST, unit
+from longtail.networks.objective import Objective, Progress, parabolic
+
+
+def prototypical(features: Tensor, target: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
+    """PSC of unit features (N, D) with target (N,) and unit prototypes (K, D).
+
+    As in the paper, the denominator does not include the prototype of the image's own class.
+    """
+    similarity = features @ prototypes.T / temperature
+    own = similarity.gather(1, target.unsqueeze(1))
+    others = similarity.scatter(1, target.unsqueeze(1), torch.finfo(similarity.dtype).min)
+    return (others.logsumexp(1) - own[:, 0]).mean()
 
 
 class HybridSC(nn.Module):

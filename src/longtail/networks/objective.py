@@ -1,18 +1,30 @@
-"""The objective of a stage-one method: one number from a network, its batches and the progress of training.
-
-A method that needs several streams of images (BBN, Hybrid-SC) gets one batch of each.
-"""
+"""What a method minimises: the loss of a batch at a point of the schedule."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from longtail.data.loading import Batch
+from longtail.errors import UserError, number
+from longtail.losses.class_balanced import ClassBalanced, effective_number_weights
+from longtail.losses.inputs import ClassCounts, as_class_counts
+from longtail.losses.ldam import LDAM
+from longtail.losses.weighted import DivideBy
+
+
+def parabolic(epoch: int, epochs: float) -> float:
+    """1 - (epoch / epochs)²: falls from 1 towards 0; `epoch` counts from 0.
+
+    >>> [parabolic(epoch, 4) for epoch in range(4)]
+    [1.0, 0.9375, 0.75, 0.4375]
+    """
+    return 1 - (epoch / epochs) ** 2
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,11 @@ class Objective(nn.Module, ABC):
 
     stages: ClassVar[int] = 1
 
+    @property
+    def one_class(self) -> str:
+        """The reason why every image must have one true class; empty if its loss takes soft targets."""
+        return "its loss is defined for images of one class each"
+
     @abstractmethod
     def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
         """The loss of one batch per stream of images."""
@@ -55,6 +72,80 @@ class LossObjective(Objective):
         super().__init__()
         self.loss = loss
 
+    @property
+    def one_class(self) -> str:
+        return getattr(self.loss, "one_class", "")
+
     def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
         (batch,) = batches
         return self.loss(model(batch.images), batch.labels)
+
+
+class Deferred(Objective):
+    """One loss in the first part of training, another in the rest.
+
+    Args:
+        first: `loss(logits, target)` of the first part.
+        then: `loss(logits, target)` of the rest.
+        start: share of the training after which `then` is used, 0 to 1.
+    """
+
+    def __init__(self, first: nn.Module, then: nn.Module, *, start: float = 0.8) -> None:
+        super().__init__()
+        self.first = LossObjective(first)
+        self.then = LossObjective(then)
+        self.start = number("start", start, at_least=0, at_most=1)
+
+    @property
+    def one_class(self) -> str:
+        return self.first.one_class or self.then.one_class
+
+    def forward(self, model: nn.Module, batches: Sequence[Batch], progress: Progress) -> Tensor:
+        objective = self.first if progress.fraction < self.start else self.then
+        return objective(model, batches, progress)
+
+
+def defer(objective: Objective, class_counts: ClassCounts, *, start: float, beta: float = 0.9999) -> Deferred:
+    """Deferred re-weighting (DRW): the loss of an objective as it is, then with class-balanced weights.
+
+    Cross-entropy and losses with `class_weights` can be re-weighted; others raise an error. As in the released code of
+    LDAM-DRW, the weighted cross-entropy is divided by the sum of the samples' weights.
+
+    Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
+    """
+    if isinstance(objective, Deferred):
+        raise UserError("this method defers its class weights already; set when with --options start FRACTION")
+    # Objectives derived from `LossObjective` do more than call the loss, which `Deferred` would leave out.
+    loss = objective.loss if type(objective) is LossObjective else None
+    if isinstance(loss, nn.CrossEntropyLoss):
+        smoothing = loss.label_smoothing
+        then: nn.Module = ClassBalanced(class_counts, beta=beta, divide_by="weights", label_smoothing=smoothing)
+    elif isinstance(loss, nn.Module) and hasattr(loss, "class_weights"):
+        then = copy.deepcopy(loss)
+        then.class_weights = effective_number_weights(as_class_counts(class_counts, "--defer").float(), beta)
+    else:
+        kind = type(loss or objective).__name__
+        raise UserError(f"{kind} takes no class weights; --defer is for --method softmax, cbs or focal")
+    return Deferred(loss, then, start=start)
+
+
+def deferred_ldam(
+    class_counts: ClassCounts,
+    *,
+    max_margin: float = 0.5,
+    scale: float = 30.0,
+    beta: float = 0.9999,
+    start: float = 0.8,
+    divide_by: DivideBy = "weights",
+) -> Deferred:
+    """LDAM with deferred re-weighting (DRW), on the logits of a `CosineHead` of the same scale.
+
+    The class weights of the last part are those of the Class-Balanced loss with `beta`. On CIFAR the authors train
+    for 200 epochs, re-weight from epoch 160 on (`start`), and lower a learning rate of 0.1 at epochs 160 and 180.
+    Here length and learning rate are those of the recipe, so that all methods have the same budget.
+    """
+    settings: dict[str, Any] = {"max_margin": max_margin, "scale": scale, "divide_by": divide_by, "scaled": True}
+    counts = as_class_counts(class_counts, "LDAM").float()
+    weights = effective_number_weights(counts, number("beta", beta, at_least=0, below=1))
+    first, then = LDAM(class_counts, **settings), LDAM(class_counts, class_weights=weights, **settings)
+    return Deferred(first, then, start=start)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.core.arrays import as_array, plain
-from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
+from longtail.files.arrays import as_array, plain
 from longtail.outputs.rows import LogitRows
 
 Array = np.ndarray | Tensor

@@ -4,7 +4,7 @@
 |---|---|
 | .npz | `logits` (N, K) and `labels` (N,); optional: the names of `KNOWN` and `class_names` |
 | .npy | logits (N, K); labels in a second .npy file |
-| .csv | a header; one column called label (or labels, y, target), the others are logits in class order |
+| .csv | a header; one column of labels (label, labels, y, target), the others are logits in class order |
 | .safetensors | the same names as .npz, or outputs written by `longtail extract` |
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from longtail.core.mapped import read
-from longtail.core.reading import read_text, reading, require_file, require_small_archive
 from longtail.errors import UserError
+from longtail.files.reading import read_text, reading, require_file, require_small_archive
+from longtail.files.tensors import read
 from longtail.outputs.checks import as_counts, as_labels, as_logits
 from longtail.outputs.record import KIND, Outputs
 
@@ -27,8 +27,15 @@ LABEL_NAMES = ("labels", "label", "y", "target", "targets")
 KNOWN = ("class_counts", "head_weight", "head_bias", "features")
 
 
-def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train", need_counts: bool = False) -> Outputs:
-    """Outputs from a file of saved logits; `labels` is a second file, for .npy.
+def read_outputs(
+    path: Path,
+    labels: Path | None = None,
+    *,
+    split: str = "train",
+    need_counts: bool = False,
+    label_column: str | None = None,
+) -> Outputs:
+    """Outputs from a file of saved logits; `labels` is a second file, for .npy, `label_column` a column of a .csv.
 
     Class counts that are not in the file are those of its labels; with `need_counts` that is an error.
     """
@@ -41,19 +48,21 @@ def read_outputs(path: Path, labels: Path | None = None, *, split: str = "train"
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix or 'a file without ending'}; use {', '.join(SUFFIXES)}")
     with reading(path, "a file of logits and labels"):
-        return _read(path, labels, split, need_counts)
+        return _read(path, labels, split, need_counts, label_column)
 
 
-def _read(path: Path, labels: Path | None, split: str, need_counts: bool) -> Outputs:
+def _read(path: Path, labels: Path | None, split: str, need_counts: bool, label_column: str | None) -> Outputs:
     details: dict[str, Any] = {}
     if path.suffix == ".safetensors":
         arrays, details = read(path)
+    elif path.suffix == ".csv":
+        arrays = _read_csv(path, label_column)
     else:
-        arrays = {".npz": _read_npz, ".npy": _read_npy, ".csv": _read_csv}[path.suffix](path)
+        arrays = read_npz(path) if path.suffix == ".npz" else {"logits": read_npy(path)}
     if labels is not None:
         if any(name in arrays for name in LABEL_NAMES):
             raise UserError(f"{path} has labels of its own; leave out --labels")
-        arrays["labels"] = _read_npy(labels)["logits"]
+        arrays["labels"] = read_npy(labels)
     if details.get("kind") == KIND:
         return Outputs.open(path)
     if need_counts and "class_counts" not in arrays:
@@ -64,9 +73,9 @@ def _read(path: Path, labels: Path | None, split: str, need_counts: bool) -> Out
     return _outputs(path, arrays, split)
 
 
-def read_held_out(path: Path, split: str, train: Outputs) -> Outputs:
+def read_held_out(path: Path, split: str, train: Outputs, label_column: str | None = None) -> Outputs:
     """Held-out outputs from a file: their split is `split`, and their class counts are those of the training set."""
-    outputs = read_outputs(path, split=split)
+    outputs = read_outputs(path, split=split, label_column=label_column)
     if outputs.num_classes != train.num_classes:
         raise UserError(f"{path} has {outputs.num_classes} classes, the training logits have {train.num_classes}")
     return replace(outputs.with_counts_of(train), split=split)
@@ -97,40 +106,50 @@ def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
     )
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file by name; an archive that unpacks to far more than it has is refused."""
     with reading(path, "a whole .npz file of plain arrays"):
         require_small_archive(path)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 
 
-def _read_npy(path: Path) -> dict[str, np.ndarray]:
+def read_npy(path: Path) -> np.ndarray:
+    """The array of a file, memory-mapped."""
     require_file(path)
     with reading(path, "a whole .npy file of a plain array"):
-        return {"logits": np.load(path, mmap_mode="r", allow_pickle=False)}
+        return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _read_csv(path: Path) -> dict[str, np.ndarray]:
+def _read_csv(path: Path, label_column: str | None = None) -> dict[str, np.ndarray]:
+    """Labels are class indices, or names that are headings of the logits."""
     lines = read_text(path, "a CSV file of logits").splitlines()
-    columns = [column.strip().strip('"').lower() for column in lines[0].split(",")] if lines else []
+    columns = [column.strip().strip('"') for column in lines[0].split(",")] if lines else []
     if "" in columns:
         raise UserError(
             f"{path} has a column without a name; if it numbers the rows, leave it out (pandas: index=False)"
         )
-    places = [place for place, column in enumerate(columns) if column in LABEL_NAMES]
-    if len(places) != 1:
-        raise UserError(f"{path} needs a header with one column called label; its columns: {', '.join(columns[:6])}")
+    names = LABEL_NAMES if label_column is None else (label_column.lower(),)
+    label_columns = [index for index, column in enumerate(columns) if column.lower() in names]
+    if len(label_columns) != 1:
+        name = label_column or "label"
+        raise UserError(f"{path} needs a header with one column called {name}; its columns: {', '.join(columns[:6])}")
+    label = label_columns.pop()
+    classes = {name: float(index) for index, name in enumerate(columns[:label] + columns[label + 1 :])}
     rows = []
     for number, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
+        cells = line.split(",")
+        if len(cells) != len(columns):
+            raise UserError(f"{path}, line {number}: {len(cells)} cells where the header has {len(columns)}")
+        if (name := cells[label].strip().strip('"')) in classes and not name.isdecimal():
+            cells[label] = str(classes[name])
         try:
-            rows.append([float(cell) for cell in line.split(",")])
+            rows.append([float(cell) for cell in cells])
         except ValueError as error:
             raise UserError(f"{path}, line {number}: {error}") from error
-        if len(rows[-1]) != len(columns):
-            raise UserError(f"{path}, line {number}: {len(rows[-1])} cells where the header has {len(columns)}")
     if not rows:
         raise UserError(f"{path} holds no samples")
     table = np.array(rows)
-    return {"labels": table[:, places[0]], "logits": np.delete(table, places[0], axis=1)}
+    return {"labels": table[:, label], "logits": np.delete(table, label, axis=1)}

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from longtail.core.arrays import as_array
-from longtail.core.formats import FORMAT, format_of
-from longtail.core.mapped import MappedArray, create, read
-from longtail.core.records import as_record
 from longtail.errors import UserError
+from longtail.files.arrays import as_array
+from longtail.files.records import FORMAT, as_record, format_of
+from longtail.files.tensors import create, read
 from longtail.outputs.checks import require_possible_counts
 from longtail.outputs.rows import LogitRows
 
@@ -187,7 +186,7 @@ class Outputs:
         arrays, details = read(path)
         if details.get("kind") != KIND:
             raise UserError(f"{path} holds no outputs of a model")
-        if format_of(details, path) == 0 or not all(isinstance(array, MappedArray) for array in arrays.values()):
+        if format_of(details, path) == 0:
             raise UserError(f"{path} was written by an older longtail; delete it and extract the outputs again")
         known = as_record(Header, details, path)
         if model is not None and known.model != model:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.core.arrays import writable
+from longtail.files.arrays import writable
 
 CHUNK_NUMBERS = 1 << 19  # logits in a chunk: 2 MB in float32
 COMPUTED_NUMBERS = 1 << 20  # for logits computed from features: a larger matrix product is faster

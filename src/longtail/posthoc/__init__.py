@@ -1,7 +1,7 @@
 """Methods that calibrate a trained classifier from its stored outputs: one file each."""
 
 from longtail.posthoc.auto import Auto
-from longtail.posthoc.base import AffinePostHoc, PostHoc
+from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
 from longtail.posthoc.halo import HALO
@@ -9,8 +9,10 @@ from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.lws import LWS
 from longtail.posthoc.marc import MARC
 from longtail.posthoc.platt import PlattScaling
-from longtail.posthoc.result import FitResult
+from longtail.posthoc.probe.estimator import Probe
+from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.scaling import MatrixScaling, TemperatureScaling, VectorScaling
+from longtail.posthoc.solver import FitResult
 from longtail.posthoc.tau_norm import TauNorm
 from longtail.posthoc.tempered import Tempered
 
@@ -27,6 +29,7 @@ __all__ = [
     "MatrixScaling",
     "PlattScaling",
     "PostHoc",
+    "Probe",
     "TauNorm",
     "TemperatureScaling",
     "Tempered",

@@ -1,7 +1,17 @@
-"""Chooses a post-hoc method on held-out samples: see `candidates`."""
+"""Auto: chooses a post-hoc method for a model by a trial on held-out samples.
+
+Methods fitted on training outputs are scored on the held-out ones as they are. Methods that use held-out samples
+(HALO) are fitted in folds, each sample scored by the fit that left it out.
+
+The score is the log-likelihood at the target prior: every class has the weight of the target prior, however many
+held-out samples it has. Each candidate gets its best temperature, fitted on the other folds, so that the choice is
+about decisions: overconfidence is what a temperature corrects.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,11 +19,204 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from longtail.errors import whole_number
-from longtail.posthoc.base import PostHoc
-from longtail.posthoc.candidates import Trial, try_candidates
+from longtail.errors import UserError, whole_number
+from longtail.posthoc.base import PostHoc, unfitted
+from longtail.posthoc.crt import CRT
+from longtail.posthoc.halo import HALO
+from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, best_scale, log_likelihood, require_unseen
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.target_prior import check_target_prior, shifted, shifted_head
+from longtail.posthoc.logit_adjustment import LogitAdjustment
+from longtail.posthoc.marc import MARC
+from longtail.posthoc.priors import check_target_prior, log_target, shifted, shifted_head
+from longtail.posthoc.scale_and_shift import AffinePostHoc
+from longtail.posthoc.solver import FitResult
+
+FOLDS = 5
+SIGNIFICANT = 2.0  # standard errors by which a method must be better than the unchanged model
+
+
+class Unchanged(AffinePostHoc):
+    """The unchanged model."""
+
+    needs_every_class = False
+    learns_from_seen = False
+
+    def _fit(self, data: FitData, validation: FitData | None) -> None:
+        self.scale_, self.shift_ = np.ones(data.num_classes), np.zeros(data.num_classes)
+        self.result_ = FitResult.closed_form()
+
+    @property
+    def n_parameters_(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fitted method and its scores on held-out samples.
+
+    Args:
+        name: in `longtail methods`.
+        method: the method, fitted on all data.
+        target_shift: (K,) added to its logits to reach the target prior.
+        likelihood: (M,) log-likelihood of each held-out sample, by a fit that has not seen it.
+        hits: (M,) whether each prediction is correct.
+    """
+
+    name: str
+    method: PostHoc
+    target_shift: np.ndarray
+    likelihood: np.ndarray
+    hits: np.ndarray
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All candidates, the simplest first, and the weight of each held-out sample (M,), summing to 1."""
+
+    candidates: list[Candidate]
+    weights: np.ndarray
+
+    def mean(self, candidate: Candidate) -> float:
+        """Log-likelihood at the target prior."""
+        return float(self.weights @ candidate.likelihood)
+
+    def difference(self, first: Candidate, second: Candidate) -> tuple[float, float]:
+        """Log-likelihood of the first minus that of the second on the same samples, and its standard error."""
+        change = first.likelihood - second.likelihood
+        mean = float(self.weights @ change)
+        return mean, float(np.sqrt(np.square(self.weights * (change - mean)).sum()))
+
+    @property
+    def chosen(self) -> Candidate:
+        """Of the significantly better candidates the simplest within one standard error of the best; or the first."""
+        unchanged, better = self.candidates[0], []
+        for candidate in self.candidates[1:]:
+            gain, error = self.difference(candidate, unchanged)
+            if gain > SIGNIFICANT * error:
+                better.append(candidate)
+        if not better:
+            return unchanged
+        best = max(better, key=self.mean)
+        for candidate in better:
+            gain, error = self.difference(best, candidate)
+            if candidate is best or gain <= error:
+                return candidate
+        return best
+
+
+def try_candidates(train: FitData | None, held_out: FitData | None, target_prior: Any, seed: int = 0) -> Trial:
+    """Fit softmax (the unchanged model), logit adjustment, MARC, cRT and HALO, and score them on held-out samples.
+
+    Without training outputs MARC is fitted on held-out ones, in folds, and cRT and HALO are left out.
+    """
+    if held_out is None:
+        raise UserError(
+            f"methods are compared on images that the network has not seen, but there are none: {HOW_TO_HOLD_OUT}"
+        )
+    if train is None:
+        _require_two_of_each(held_out)
+    else:
+        require_unseen(train, held_out)
+    data = train or held_out
+    log_prior = np.log(data.class_counts / data.class_counts.sum())
+    target = log_target(target_prior, log_prior, data.class_names)
+    folds = stratified(held_out.labels.numpy(), FOLDS, seed)
+    weights = target_weights(held_out, target)
+    candidates = []
+    for name, method in _methods(train, held_out).items():
+        method.fit_checked(data, held_out, judge=False)
+        # The unchanged model is not moved to the target prior; it only drops classes of weight 0.
+        shift = np.where(np.isneginf(target), target, 0.0) if name == "softmax" else target
+        scores = _unseen_scores(method, train, held_out, folds)
+        hits = (shifted(scores, shift).argmax(1) == held_out.labels).numpy()
+        likelihood = _likelihood(scores, shift, held_out, weights, folds)
+        candidates.append(Candidate(name, method, shift, likelihood, hits))
+    return Trial(candidates, weights)
+
+
+def _require_two_of_each(held_out: FitData) -> None:
+    scarce = int(np.argmin(held_out.seen_counts))
+    if held_out.seen_counts[scarce] < 2:
+        raise UserError(
+            f"class {held_out.class_names[scarce]} has {held_out.seen_counts[scarce]} held-out samples; at least 2 of "
+            "every class are needed to try calibration on parts of them, or training outputs (--train)"
+        )
+
+
+def _methods(train: FitData | None, held_out: FitData) -> dict[str, PostHoc]:
+    """The candidates, the simplest first; without features those that need none."""
+    methods: dict[str, PostHoc] = {"softmax": Unchanged(), "logit-adjustment": LogitAdjustment(), "marc": MARC()}
+    if train is None:
+        return methods
+    if train.features is not None and held_out.features is not None:
+        methods["crt"] = CRT()
+    return {**methods, "halo": HALO()}
+
+
+def target_weights(held_out: FitData, target: np.ndarray) -> np.ndarray:
+    """(M,) weights under which held-out samples are distributed like the target prior, summing to 1."""
+    present = held_out.seen_counts > 0
+    if present.sum() < 2:
+        raise UserError(f"the held-out samples are of {present.sum()} class; two classes at least are needed")
+    of_class = np.exp(target - target.max()) / np.maximum(held_out.seen_counts, 1)
+    weights = of_class[held_out.labels.numpy()]
+    if not weights.any():
+        raise UserError("the target prior is 0 for every class that has held-out samples")
+    return np.asarray(weights / weights.sum())
+
+
+def stratified(labels: np.ndarray, number: int, seed: int) -> np.ndarray:
+    """(M,) fold of each sample; every class is spread evenly over the folds."""
+    rng = np.random.default_rng(seed)
+    fold = np.empty(len(labels), dtype=np.int64)
+    first = 0
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        fold[members] = (first + np.arange(len(members))) % number
+        first += len(members)
+    return fold
+
+
+def _unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
+    """Calibrated logits (M, K) of held-out samples, each by a fit that has not seen it."""
+    uses_held_out = method.learns_from_seen if train is None else method.needs_validation
+    if not uses_held_out:
+        return torch.cat(list(_transformed(method, held_out)))
+    scores = torch.empty(held_out.rows.shape)
+    for fold in np.unique(folds):
+        left_out, kept = np.flatnonzero(folds == fold), held_out.subset(np.flatnonzero(folds != fold))
+        fitted = method
+        if train is None:
+            fitted = unfitted(method).fit_checked(kept, None, judge=False)
+        elif (kept.seen_counts > 0).sum() > 1:
+            fitted = method.refitted(train, kept)
+        scores[torch.from_numpy(left_out)] = torch.cat(list(_transformed(fitted, held_out.subset(left_out))))
+    return scores
+
+
+def _transformed(method: PostHoc, data: FitData) -> Iterator[Tensor]:
+    for rows, logits in data.rows.chunks():
+        features = None if data.features is None else torch.as_tensor(np.array(data.features[rows])).float()
+        yield method.transform(logits, features)
+
+
+def _likelihood(
+    scores: Tensor, shift: np.ndarray, held_out: FitData, weights: np.ndarray, folds: np.ndarray
+) -> np.ndarray:
+    """(M,) log-likelihoods over the classes that have held-out samples, at the best temperature of the other folds."""
+    present = np.flatnonzero((held_out.seen_counts > 0) & ~np.isneginf(shift))
+    columns = np.full(held_out.num_classes, -1)
+    columns[present] = np.arange(len(present))
+    codes = torch.from_numpy(columns[held_out.labels.numpy()])
+    offset = torch.from_numpy(shift[present])
+    present_scores = scores[:, torch.from_numpy(present)].double()
+    likelihood = np.zeros(len(codes))
+    expected = (codes >= 0).numpy()  # a class that never occurs under the target prior has weight 0
+    for fold in np.unique(folds):
+        left_out, kept = expected & (folds == fold), expected & (folds != fold)
+        scale = best_scale(present_scores[kept], codes[kept], offset, weights[kept]) if kept.any() else 1.0
+        likelihood[left_out] = log_likelihood(present_scores[left_out], codes[left_out], offset, scale).numpy()
+    return likelihood
 
 
 class Auto(PostHoc):
@@ -60,6 +263,14 @@ class Auto(PostHoc):
         self.choice_, self.method_, self.target_shift_ = chosen.name, chosen.method, chosen.target_shift
         self.log_target_ = self.target_shift_
         self.result_ = self.method_.result_
+
+    @property
+    def wrapped(self) -> PostHoc | None:  # type: ignore[override]
+        return getattr(self, "method_", None)
+
+    @property
+    def trial(self) -> Trial | None:
+        return getattr(self, "trial_", None)
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         return shifted(self.method_.transform(logits, features), self.target_shift_)

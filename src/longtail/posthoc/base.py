@@ -1,16 +1,14 @@
 """Base classes of the post-hoc methods: scikit-learn estimators on logits.
 
-`fit(logits, y)` or `fit(outputs)`; then `transform` gives calibrated logits, `predict_proba` their
-softmax and `predict` the best class. numpy in, numpy out; torch in, torch out.
-
-Your own method derives from `PostHoc` (or `AffinePostHoc`), declares what it needs in the class attributes below, and
-checks its settings in `check_settings`. It then works everywhere that the library's methods work.
+`fit(logits, y)` or `fit(outputs)`; then `transform` gives calibrated logits, `predict_proba` their softmax and
+`predict` the best class. numpy in, numpy out; torch in, torch out. A new method derives from `PostHoc` or
+`AffinePostHoc`, declares what it needs in the class attributes below, and checks its settings in `check_settings`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -19,15 +17,18 @@ from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, T
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from longtail.core.arrays import as_array, single_at_least, writable
 from longtail.errors import UserError
-from longtail.networks.head import linear_layer
+from longtail.files.arrays import as_array, single_at_least, writable
+from longtail.heads.layers import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
-from longtail.posthoc.folding import folded_affine, is_trained
-from longtail.posthoc.inputs import FitData, from_arrays, from_outputs
-from longtail.posthoc.result import FitResult
-from longtail.posthoc.unseen import require_unseen
+from longtail.posthoc.held_out import require_unseen
+from longtail.posthoc.inputs import FitData, as_fit_data
+from longtail.posthoc.result_check import check_fit_result
+from longtail.posthoc.solver import FitResult
+
+if TYPE_CHECKING:
+    from longtail.posthoc.auto import Trial
 
 Method = TypeVar("Method", bound="PostHoc")
 
@@ -35,8 +36,7 @@ Method = TypeVar("Method", bound="PostHoc")
 class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """A calibration of a trained classifier's logits.
 
-    Fitted attributes: `classes_`, `n_features_in_` (the number of classes), `feature_names_in_` (of a
-    table whose columns have names), `result_`.
+    Fitted attributes: `classes_`, `n_features_in_` (K), `feature_names_in_` (names of columns, if given), `result_`.
     """
 
     needs_features: ClassVar[bool] = False
@@ -46,12 +46,21 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     fitted_on_unseen: ClassVar[bool] = False
     """Whether it must be fitted on images the network was not trained on."""
     learns_from_seen: ClassVar[bool] = True
-    """Whether its fit depends on the model's predictions on its own training images."""
+    """Whether its fit depends on the model's predictions on training images."""
+    minimises_softmax_loss: ClassVar[bool] = False
+    """Whether it starts at the unchanged model and minimises a (weighted) cross-entropy of the softmax."""
+    refuses_seen: ClassVar[bool] = False
+    """Whether held-out samples given as arrays are refused, too, if they are training samples."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
-
     stage_two: ClassVar[dict[str, str]] = {}
     """Settings that the recipe of a data set determines: name here → steps, batch_size or weight_decay."""
+    for_balanced_logits: ClassVar[dict[str, Any]] = {}
+    """Settings for a network whose training adds the class prior to the logits (balanced softmax and its relatives)."""
+    adds: ClassVar[str] = ""
+    """What a method that wraps another adds to it, for titles: "temperature"."""
+    wrapped: PostHoc | None = None
+    """The method that this one applies, if it wraps or chooses another."""
 
     result_: FitResult
 
@@ -84,8 +93,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
                 f"{type(self).__name__} must be fitted on images that the network has not seen, but these are outputs "
                 "of the training split; fit on outputs of the validation split"
             )
-        known = {"weight_norms": weight_norms, "head_bias": head_bias, "features": features}
-        data = self._check(logits, y, class_counts=class_counts, **known)
+        arrays = {"weight_norms": weight_norms, "head_bias": head_bias, "features": features}
+        data = self._check(logits, y, class_counts=class_counts, **arrays)
         held_out = None
         if validation is not None:
             given = (validation,) if isinstance(validation, Outputs) else validation
@@ -95,13 +104,14 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             held_out = self._check(*given[:2], need_every_class=False, classes=data.classes, **more)
         named = np.empty((0, data.num_classes)) if isinstance(logits, Outputs) else logits
         validate_data(self, named, skip_check_array=True)  # number and names of the columns
-        # Arrays may be logits of cross-validation, which are held out from both.
-        if isinstance(logits, Outputs) and held_out is not None and self.chooses_a_setting:
+        # Arrays may be logits of cross-validation: each is unseen, although a setting is chosen on the same samples.
+        is_checked = self.refuses_seen or (isinstance(logits, Outputs) and self.chooses_a_setting)
+        if held_out is not None and is_checked:
             require_unseen(data, held_out)
         return self.fit_checked(data, held_out)
 
-    def fit_checked(self, data: FitData, validation: FitData | None) -> Self:
-        """Fit on checked input; the processes of `data.world` share the work."""
+    def fit_checked(self, data: FitData, validation: FitData | None, *, judge: bool = True) -> Self:
+        """Fit on checked input; the processes of `data.world` share the work. A result that does harm is warned of."""
         if validation is not None and validation.num_classes != data.num_classes:
             raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
         self.classes_, self.n_features_in_ = data.classes, data.num_classes
@@ -110,18 +120,21 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         except np.linalg.LinAlgError as error:
             raise UserError(self._too_large(str(error))) from error
         self._require_finite()
+        if judge:
+            check_fit_result(self, data)
         return self
 
     def _require_finite(self) -> None:
         """Refuse a result that is not finite."""
-        fitted = {name: value for name, value in vars(self).items() if name.endswith("_")}
-        for name, head in fitted.get("heads_", {}).items():
-            fitted |= {f"weights of {name}": head.weight, f"bias of {name}": head.bias}
-        for name, value in fitted.items():
+        for name, value in self._fitted_numbers().items():
             is_number = isinstance(value, np.ndarray | float) and np.asarray(value).dtype.kind == "f"
             # Minus infinity is the shift of a class that a target prior rules out.
             if is_number and not (np.isneginf(value) | (np.abs(value) <= np.finfo(np.float32).max)).all():
                 raise UserError(self._too_large(name))
+
+    def _fitted_numbers(self) -> dict[str, Any]:
+        """What was fitted, by name."""
+        return {name: value for name, value in vars(self).items() if name.endswith("_")}
 
     def _too_large(self, what: str) -> str:
         return (
@@ -136,9 +149,22 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         """How many training images per class are enough for nearly the same result as all images; None: all."""
         return 1 if self.fitted_on_unseen else None
 
+    def refitted(self, data: FitData, validation: FitData) -> PostHoc:
+        """The method fitted for other held-out samples; by default anew, if its fit uses them."""
+        return unfitted(self).fit_checked(data, validation) if self.needs_validation else self
+
+    @property
+    def trial(self) -> Trial | None:
+        """The comparison of candidates, if the method was chosen among several."""
+        return None if self.wrapped is None else self.wrapped.trial
+
+    def notes(self) -> list[str]:
+        """Sentences about the fit that a user should read."""
+        return [] if self.wrapped is None else self.wrapped.notes()
+
     @property
     def needs_validation(self) -> bool:
-        """Whether held-out outputs are needed, to choose a setting or for the whole fit."""
+        """Whether held-out outputs are needed, to choose a setting or for the fit itself."""
         return self.fitted_on_unseen or self.chooses_a_setting
 
     @property
@@ -151,20 +177,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         """The values of the settings that may be "auto", as they were used."""
         return {name: float(getattr(self, f"{name}_")) for name in self.tuned}
 
-    def _check(
-        self,
-        logits: Any,
-        y: Any = None,
-        *,
-        need_every_class: bool | None = None,
-        classes: np.ndarray | None = None,
-        **known: Any,
-    ) -> FitData:
-        needed = self.needs_every_class if need_every_class is None else need_every_class
-        if isinstance(logits, Outputs):
-            refuse_beside_outputs(y=y, **known)
-            return from_outputs(logits, need_every_class=needed)
-        return from_arrays(logits, y, need_every_class=needed, classes=classes, **known)
+    def _check(self, logits: Any, y: Any = None, **arrays: Any) -> FitData:
+        return as_fit_data(logits, y, **{"need_every_class": self.needs_every_class, **arrays})
 
     @abstractmethod
     def _fit(self, data: FitData, validation: FitData | None) -> None:
@@ -206,7 +220,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             return self._apply(rows.read(slice(None)), inputs).numpy()
         shape: tuple[int, ...] = getattr(logits, "shape", ())
         if len(shape) == 2:
-            self._require_width(shape[1])  # first, because it is what is wrong with one column, too
+            self._require_width(shape[1])  # before as_logits, whose error for one column is less clear
         array = as_logits(logits)
         self._require_width(array.shape[1])
         validate_data(self, logits, reset=False, skip_check_array=True)  # columns of the same names
@@ -253,10 +267,10 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     def score(self, logits: Any, y: Any = None, sample_weight: Any = None, features: Any = None) -> float:
         """Accuracy on logits (N, K) with labels (N,), or on `Outputs`."""
-        from sklearn.metrics import accuracy_score  # late: the package of scores takes a while to import
+        from sklearn.metrics import accuracy_score  # slow to import
 
-        truth = logits.labels if y is None and isinstance(logits, Outputs) else y
-        return float(accuracy_score(truth, np.asarray(self.predict(logits, features)), sample_weight=sample_weight))
+        labels = logits.labels if y is None and isinstance(logits, Outputs) else y
+        return float(accuracy_score(labels, np.asarray(self.predict(logits, features)), sample_weight=sample_weight))
 
     def head(self, linear: nn.Linear) -> nn.Module:
         """A layer that replaces the last layer of the classifier and returns the calibrated logits."""
@@ -268,24 +282,11 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         raise UserError(f"{type(self).__name__} does not fold into a linear head")
 
 
+def is_trained(layer: nn.Module) -> bool:
+    """Whether any parameter of a layer requires a gradient."""
+    return any(parameter.requires_grad for parameter in layer.parameters())
+
+
 def unfitted(method: Method) -> Method:
     """A copy of a method with the same settings, not fitted."""
     return cast("Method", clone(method))
-
-
-class AffinePostHoc(PostHoc):
-    """Methods that are a scale and a shift per class: they fold into the head.
-
-    Subclasses set `scale_` (K,) and `shift_` (K,): calibrated logits are `scale_ * logits + shift_`.
-    """
-
-    scale_: np.ndarray
-    shift_: np.ndarray
-
-    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        scale, shift = (torch.as_tensor(v).to(logits.dtype).to(logits.device) for v in (self.scale_, self.shift_))
-        return logits * scale + shift
-
-    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        check_is_fitted(self)
-        return folded_affine(weight, bias, self.scale_, self.shift_)

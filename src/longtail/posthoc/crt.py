@@ -1,4 +1,4 @@
-"""cRT: throw the linear head away and train a new one, as if all classes were equally frequent.
+"""cRT: train a new linear head on the frozen features, as if all classes were equally frequent.
 
 Multinomial logistic regression on the frozen features, cross-entropy under class-balanced
 sampling. On stored features that expectation is a weighted sum in which every class weighs the
@@ -21,14 +21,12 @@ from torch import Tensor
 from longtail.errors import UserError, choose
 from longtail.outputs.checks import Array
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.class_statistics import class_statistics
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.linear import SINGLE_PRECISION, LinearProblem, plain_penalty
 from longtail.posthoc.lws import balanced_weights
-from longtail.posthoc.result import FitResult
 from longtail.posthoc.settings import check_exact, check_sgd
-from longtail.posthoc.sgd import train_parameters
-from longtail.posthoc.solver import minimise
+from longtail.posthoc.solver import FitResult, minimise
+from longtail.posthoc.solver.linear import SINGLE_PRECISION, LinearProblem, class_statistics, plain_penalty
+from longtail.posthoc.solver.sgd import train_parameters
 
 
 class CRT(PostHoc):
@@ -41,7 +39,7 @@ class CRT(PostHoc):
         max_iter: passes over the data (exact; default 1,000) or steps (sgd; default 2,000).
         batch_size: sgd: samples per step.
         lr: sgd: learning rate at the start; falls to 0 along a cosine.
-        seed: sgd: decides batches and first weights.
+        seed: sgd: random seed of the batches and the first weights.
 
     Fitted attributes: `weight_` (K, D), `bias_` (K,), `result_`.
     """
@@ -130,7 +128,7 @@ class CRT(PostHoc):
 
 
 def require_features(features: Array | None, method: PostHoc, width: int | None = None) -> Array:
-    """The features, as many per sample as in the fit, or an error that says how to give them."""
+    """The features, as many per sample as in the fit, or an error that explains how to give them."""
     if features is None:
         raise UserError(
             f"{type(method).__name__} needs features (N, D): pass Outputs that have them, or features=…; "

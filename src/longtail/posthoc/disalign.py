@@ -21,17 +21,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from longtail.core.arrays import writable
 from longtail.errors import UserError, choose, number, whole_number
-from longtail.networks.disalign_head import DisAlignHead, align
-from longtail.posthoc.base import PostHoc
+from longtail.files.arrays import writable
+from longtail.heads.kinds import DisAlignHead, align
+from longtail.posthoc.base import PostHoc, is_trained
 from longtail.posthoc.crt import require_features
-from longtail.posthoc.folding import is_trained
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.result import FitResult
+from longtail.posthoc.scale_and_shift import SMALLEST_SCALE
 from longtail.posthoc.settings import check_sgd
-from longtail.posthoc.sgd import train_parameters, weighted_cross_entropy
+from longtail.posthoc.solver import FitResult
+from longtail.posthoc.solver.sgd import train_parameters, weight_decay_beside, weighted_cross_entropy
 
 
 class DisAlign(PostHoc):
@@ -43,7 +43,7 @@ class DisAlign(PostHoc):
         max_iter: steps.
         batch_size: samples per step.
         lr: learning rate at the start; falls to 0 along a cosine.
-        weight_decay: of all trained numbers.
+        weight_decay: of all trained numbers, times the mean weight of a sample; the scales are pulled to 1.
         divide_by: what the loss of a batch is divided by: its size, or the sum of its weights (released code).
         seed: random seed of the batches.
 
@@ -91,28 +91,31 @@ class DisAlign(PostHoc):
         features = writable(require_features(data.features, self)).float()
         logits = data.rows.read(slice(None))
         weights = torch.from_numpy(class_weights(data.class_counts, self.gamma) * data.frequency).float()
-        scale = torch.ones(data.num_classes, requires_grad=True)
+        # What is trained of the scale is its difference from 1: weight decay pulls to the identity, in both forms.
+        change = torch.full((data.num_classes,), float(self.form == "release"), requires_grad=True)
         shift = torch.zeros(data.num_classes, requires_grad=True)
         direction = torch.full((features.shape[1],), 0.1, requires_grad=True)
         offset = torch.zeros((), requires_grad=True)
-        extra = 1.0 if self.form == "release" else 0.0
+
+        def scale() -> Tensor:
+            return (1 + change).clamp_min(SMALLEST_SCALE)
 
         def loss(rows: Tensor) -> Tensor:
             confidence = (features[rows] @ direction + offset).sigmoid().unsqueeze(1)
-            aligned = align(logits[rows], confidence, scale + extra, shift)
+            aligned = align(logits[rows], confidence, scale(), shift)
             return weighted_cross_entropy(aligned, data.labels[rows], weights, self.divide_by)
 
         value = train_parameters(
-            [scale, shift, direction, offset],
+            [change, shift, direction, offset],
             loss,
             data.labels.numpy(),
             steps=self.max_iter,
             batch_size=self.batch_size,
             lr=self.lr,
-            weight_decay=self.weight_decay,
+            weight_decay=weight_decay_beside(self.weight_decay, weights, data.labels, self.divide_by),
             seed=self.seed,
         )
-        self.scale_, self.shift_ = (scale.detach() + extra).numpy(), shift.detach().numpy()
+        self.scale_, self.shift_ = scale().detach().numpy(), shift.detach().numpy()
         self.confidence_weight_, self.confidence_bias_ = direction.detach().numpy(), float(offset.detach())
         self.result_ = FitResult(True, self.max_iter, None, time.perf_counter() - began, value)
 

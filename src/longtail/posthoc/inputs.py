@@ -1,7 +1,8 @@
-"""Checks of the input of a post-hoc fit: invalid input raises an error instead of giving a wrong result."""
+"""Input of a post-hoc fit: arrays or stored outputs are checked, subsampled and given to a method."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.data.imbalance import ClassSubsample
+from longtail.distributed import SINGLE_PROCESS, World
+from longtail.errors import UserError, choose
 from longtail.outputs.checks import (
     Array,
     as_counts,
@@ -19,13 +22,20 @@ from longtail.outputs.checks import (
     as_logits,
     as_norms,
     check_rows,
+    refuse_beside_outputs,
     require_every_class,
     vector,
 )
+from longtail.outputs.record import Outputs
 from longtail.outputs.rows import LogitRows
+from longtail.posthoc.gate import check_fit_inputs
+from longtail.posthoc.held_out import require_unseen
 
 if TYPE_CHECKING:
-    from longtail.outputs.record import Outputs
+    from longtail.posthoc.base import PostHoc
+
+CHECKED_FOR_ERRORS = 20_000  # training samples on which the model's accuracy is measured
+NEARLY_PERFECT = 0.99  # accuracy
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,13 @@ class FitData:
         rows: logits (N, K).
         labels: (N,) int64 in 0..K-1.
         class_counts: (K,) training samples per class.
-        weight_norms: (K,) norms of the head's class vectors; 1 where only logits are known.
+        weight_norms: (K,) norms of the head's class vectors; 1 where only logits are given.
         classes: (K,) the user's labels of the classes.
-        features: (N, D), if known.
-        weight: (K, D) of the head, if known.
-        bias: (K,) of the head, if known.
-        world: processes that share the work; each of them has all of the data at hand.
-        names: (K,) of the classes in files, where they are not `classes`.
+        features: (N, D), if given.
+        weight: (K, D) of the head, if given.
+        bias: (K,) of the head, if given.
+        world: processes that share the work; each of them can read all of the data.
+        names: (K,) of the classes in files, where they differ from `classes`.
     """
 
     rows: LogitRows
@@ -66,8 +76,8 @@ class FitData:
         """(K,) names of the classes in files."""
         return self.names or tuple(str(name) for name in self.classes)
 
-    def part(self, chosen: np.ndarray) -> FitData:
-        """Some of the samples, by index."""
+    def subset(self, chosen: np.ndarray) -> FitData:
+        """The samples of these indices."""
         features = None if self.features is None else np.asarray(LogitRows(self.features).read(chosen))
         rows, labels = LogitRows(self.rows.read(chosen).contiguous()), self.labels[torch.from_numpy(chosen)]
         return replace(self, rows=rows, labels=labels, features=features)
@@ -86,11 +96,30 @@ class FitData:
         """(K,) weight of a sample of each class, so that the given set represents the training set.
 
         With training counts n (sum N) and counts m (sum M) of the set, (n_c / N) / (m_c / M): 1 for the training
-        set itself, however many views of it; other numbers where the set is balanced, curated, or a chosen few
-        images per class. 0 for a class without samples.
+        set itself, however many views of it; other numbers where the set is balanced, curated, or a subsample of
+        every class. 0 for a class without samples.
         """
-        share, own = self.class_counts / self.class_counts.sum(), self.seen_counts / len(self.labels)
-        return np.divide(share, own, out=np.zeros(len(share)), where=own > 0)
+        wanted, present = self.class_counts / self.class_counts.sum(), self.seen_counts / len(self.labels)
+        return np.divide(wanted, present, out=np.zeros(len(wanted)), where=present > 0)
+
+
+def as_fit_data(
+    logits: Any,
+    y: Any = None,
+    *,
+    need_every_class: bool = True,
+    classes: np.ndarray | None = None,
+    world: World = SINGLE_PROCESS,
+    **arrays: Any,
+) -> FitData:
+    """Checked input from `Outputs`, or from logits (N, K), y (N,) and the other arrays of `PostHoc.fit`."""
+    if isinstance(logits, Outputs):
+        refuse_beside_outputs(y=y, **arrays)
+        data = from_outputs(logits, world, need_every_class=need_every_class)
+    else:
+        data = from_arrays(logits, y, need_every_class=need_every_class, classes=classes, **arrays)
+    check_fit_inputs(data)
+    return data
 
 
 def from_arrays(
@@ -104,7 +133,7 @@ def from_arrays(
     need_every_class: bool = True,
     classes: np.ndarray | None = None,
 ) -> FitData:
-    """Check arrays: logits (N, K), y (N,) and whatever else is known of the classifier."""
+    """Check arrays: logits (N, K), y (N,) and what else is given of the classifier."""
     array = as_logits(logits)
     labels, classes = as_labels(y, array.shape, classes)
     bias = None if head_bias is None else torch.from_numpy(vector(head_bias, array.shape[1], "head_bias"))
@@ -139,3 +168,64 @@ def from_outputs(outputs: Outputs, world: World = SINGLE_PROCESS, *, need_every_
         world=world,
         names=tuple(outputs.class_names),
     )
+
+
+def fit_outputs(
+    method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World = SINGLE_PROCESS
+) -> None:
+    """Fit a method on stored outputs; the processes of `world` share the work.
+
+    A method that must not see training images is fitted on the validation outputs.
+    """
+    method.check_settings()
+    needed = method.needs_every_class
+    held_out = None
+    if validation is not None:
+        held_out = as_fit_data(validation, world=world, need_every_class=needed and method.fitted_on_unseen)
+    if method.fitted_on_unseen:
+        if held_out is None:
+            raise UserError(
+                f"{type(method).__name__} must be fitted on images that the network has not seen, but there are none: "
+                "hold out images in training (--validation 0.1) or give held-out outputs (--validation FILE)"
+            )
+        if train is not None:
+            require_unseen(from_outputs(train, world, need_every_class=False), held_out)
+        method.fit_checked(held_out, None)
+        return
+    assert train is not None
+    data = as_fit_data(train, world=world, need_every_class=needed)
+    if held_out is not None and (method.refuses_seen or method.chooses_a_setting):
+        require_unseen(data, held_out)
+    method.fit_checked(data, held_out)
+
+
+def warn_if_no_errors(method: PostHoc, train: Outputs | None) -> None:
+    """Warn if the model makes no errors on the training images that a method is fitted on."""
+    if train is None or train.split != "train" or method.fitted_on_unseen or not method.learns_from_seen:
+        return
+    subsample = np.linspace(0, len(train) - 1, min(len(train), CHECKED_FOR_ERRORS)).astype(int)
+    rows, chunks = train.rows(), np.array_split(subsample, min(len(subsample), 10))
+    accuracy = np.concatenate([rows.read(chunk).argmax(1).numpy() == train.labels[chunk] for chunk in chunks]).mean()
+    if accuracy >= NEARLY_PERFECT:
+        warnings.warn(
+            f"the model classifies {100 * accuracy:.1f} % of the training images correctly, so "
+            f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO or Auto "
+            "(--method halo, --method auto)",
+            stacklevel=2,
+        )
+
+
+def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, seed: int = 0) -> ClassSubsample | None:
+    """Which training images a method is fitted on: a number per class, "all" or "auto"; None for all of them.
+
+    "auto" takes `method.enough_images`; if no class has more images, all are taken.
+    """
+    if isinstance(choice, str):
+        choose("images_per_class", choice, ("all", "auto"))
+        most = method.enough_images(len(class_counts)) if choice == "auto" else None
+    else:
+        most = choice
+    if most is None:
+        return None
+    few = ClassSubsample(most, seed)
+    return few if few.most < class_counts.max() else None

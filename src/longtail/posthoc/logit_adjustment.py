@@ -14,7 +14,7 @@ import numpy as np
 
 from longtail.outputs.checks import require_counts
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.tau import Formula, TauPostHoc
+from longtail.posthoc.scale_and_shift import Formula, TauPostHoc
 
 
 class LogitAdjustment(TauPostHoc):

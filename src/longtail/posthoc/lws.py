@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.posthoc.affine import AffineProblem, ridge_per_number
-from longtail.posthoc.base import AffinePostHoc
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import ScaleAndShift
+from longtail.posthoc.scale_and_shift import AffinePostHoc, ScaleAndShift, identity
+from longtail.posthoc.solver.affine import AffineProblem, ridge_per_number
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
@@ -28,16 +26,17 @@ def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
 
 
 class LWS(ScaleAndShift, AffinePostHoc):
-    """Learnable weight scaling.
+    """Learnable weight scaling. Two classes share one scale, which changes no decision: use MARC there.
 
     Args:
-        ridge: weight decay of the scales, towards 0, at ten classes; multiplied by 10 / K, as MARC's is.
+        ridge: weight decay of the scales, towards 1, at ten classes; multiplied by 10 / K, as MARC's is.
         tolerance: largest entry of the gradient at the end, relative to the start.
         max_iter: passes over the data.
 
     Fitted attributes: `scale_` (K,), `shift_` (K,, zeros), `result_`.
     """
 
+    minimises_softmax_loss = True
     stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay"}
 
     def __init__(self, *, ridge: float = 5e-4, tolerance: float = 1e-5, max_iter: int = 500) -> None:
@@ -52,7 +51,7 @@ class LWS(ScaleAndShift, AffinePostHoc):
             balanced_weights(data.labels, data.num_classes),
             torch.ones(data.num_classes),
             ridge=ridge_per_number(self.ridge, data.num_classes),
-            centre=np.zeros(2 * data.num_classes),
+            centre=identity(data.num_classes),
             shifts=False,
             world=data.world,
         )

@@ -3,8 +3,9 @@
 A margin is the distance to a class's hyperplane, `d_j = eta_j / |W_j|`. The calibrated margin is
 `omega_j * d_j + beta_j`, so the calibrated logit is `omega_j * eta_j + beta_j * |W_j|`: 2K numbers,
 learnt on training images with the loss `mean_i U_{y_i} CE_i`,
-`U_c = K (1 / n_c)^gamma / sum_j (1 / n_j)^gamma`. Samples that are not distributed like the training set
-(a balanced list, a few images per class) are weighted so that they stand for it.
+`U_c = K (1 / n_c)^gamma / sum_j (1 / n_j)^gamma`; omega stays above zero. Samples that are not distributed like the
+training set (a balanced list, a few images per class) are weighted so that they stand for it. Two classes have one
+margin: their logits are centred, and both get the same omega.
 
 Paper: Wang et al., Margin Calibration for Long-Tailed Visual Recognition, ACML 2022.
 """
@@ -22,15 +23,22 @@ from torch import Tensor
 
 from longtail.errors import choose
 from longtail.outputs.record import Outputs
-from longtail.posthoc.affine import AffineProblem, ridge_per_number
-from longtail.posthoc.base import AffinePostHoc, unfitted
+from longtail.posthoc.base import unfitted
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.result import FitResult
-from longtail.posthoc.scale_and_shift import identity
-from longtail.posthoc.selection import GAMMAS, balanced_accuracy, best_setting, between, require_validation
-from longtail.posthoc.settings import check_exact, check_sgd, number_or_auto
-from longtail.posthoc.sgd import train_affine
-from longtail.posthoc.solver import Solution, minimise
+from longtail.posthoc.scale_and_shift import AffinePostHoc, identity, minimise_positive, split_solution, with_margins
+from longtail.posthoc.settings import (
+    GAMMAS,
+    balanced_accuracy,
+    best_setting,
+    check_exact,
+    check_sgd,
+    interpolated,
+    number_or_auto,
+    require_validation,
+)
+from longtail.posthoc.solver import FitResult, Solution
+from longtail.posthoc.solver.affine import AffineProblem, ridge_per_number
+from longtail.posthoc.solver.sgd import train_affine
 
 PAPER_GAMMA = 1.2
 RELEASE_WARMUP = 800  # steps
@@ -62,7 +70,7 @@ class _Known:
     def start(self, gamma: float) -> np.ndarray:
         """Where the answer for this gamma should be."""
         found = self.answers.items()
-        return between({other: one.x if one.ahead is None else one.ahead for other, one in found}, gamma)
+        return interpolated({other: one.x if one.ahead is None else one.ahead for other, one in found}, gamma)
 
     def nearest(self, gamma: float) -> Solution:
         return self.answers[min(self.answers, key=lambda other: abs(other - gamma))]
@@ -75,11 +83,11 @@ class MARC(AffinePostHoc):
         gamma: strength of the class weights; 0 for none, "auto" to choose it by balanced accuracy on the
             held-out outputs given as `validation`.
         solver: "exact" solves the convex problem to its optimum; "sgd" is the paper's stage two.
-        ridge: weight decay of omega and beta at ten classes. The exact solver multiplies it by 10 / K: a class has
-            about 1 / K of the loss, so it weighs as much beside it whatever the number of classes. "sgd" takes
-            it as the optimiser's weight decay, as the paper does.
-        ridge_centre: where it pulls to: "zero" as the paper's weight decay does, or "identity"
-            (omega 1, beta 0).
+        ridge: weight decay of omega and beta at ten classes, times the mean weight of a sample. The exact solver also
+            multiplies it by 10 / K: a class has about 1 / K of the loss, so it weighs as much beside it whatever the
+            number of classes. "sgd" takes it as the optimiser's weight decay.
+        ridge_centre: where it pulls to: "identity" (omega 1, beta 0: the unchanged classifier), or "zero" as the
+            paper's weight decay does.
         tolerance: exact: largest entry of the gradient at the end, relative to the start.
         max_iter: passes over the data (exact; default 500) or steps (sgd; default 2,000).
         batch_size: sgd: samples per step.
@@ -98,6 +106,7 @@ class MARC(AffinePostHoc):
     """
 
     tuned = ("gamma",)
+    minimises_softmax_loss = True
     stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay", "batch_size": "batch_size", "max_iter": "steps"}
 
     omega_: np.ndarray
@@ -109,7 +118,7 @@ class MARC(AffinePostHoc):
         solver: Literal["exact", "sgd"] = "exact",
         *,
         ridge: float = 5e-4,
-        ridge_centre: Literal["zero", "identity"] = "zero",
+        ridge_centre: Literal["identity", "zero"] = "identity",
         tolerance: float = 1e-5,
         max_iter: int | None = None,
         batch_size: int = 512,
@@ -133,7 +142,7 @@ class MARC(AffinePostHoc):
     def check_settings(self) -> None:
         number_or_auto(self.gamma, "gamma", at_least=0)
         choose("solver", self.solver, ("exact", "sgd"))
-        choose("ridge_centre", self.ridge_centre, ("zero", "identity"))
+        choose("ridge_centre", self.ridge_centre, ("identity", "zero"))
         choose("schedule", self.schedule, ("paper", "release"))
         choose("divide_by", self.divide_by, ("batch", "weights"))
         check_exact(self.ridge, self.tolerance, self.max_iter)
@@ -147,6 +156,7 @@ class MARC(AffinePostHoc):
         return None if self.solver == "sgd" else max(FEWEST_IMAGES, math.ceil(ENOUGH_IMAGES / math.sqrt(num_classes)))
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
+        data = with_margins(data)
         if self.gamma == "auto":
             solution, self.gamma_ = self._choose_gamma(data, validation)
         else:
@@ -155,7 +165,7 @@ class MARC(AffinePostHoc):
         self._keep(solution, data)
 
     def _keep(self, solution: Solution, data: FitData) -> None:
-        self.omega_, self.beta_ = np.split(solution.x, 2)
+        self.omega_, self.beta_ = split_solution(solution.x)
         self.weight_norms_ = data.weight_norms
         self.scale_, self.shift_ = self.omega_, self.beta_ * self.weight_norms_
         self.result_ = FitResult.of(solution)
@@ -187,8 +197,8 @@ class MARC(AffinePostHoc):
         passes = 500 if self.max_iter is None else self.max_iter
         tolerance = tolerance or self.tolerance
         if known is None or not known.answers:
-            return minimise(problem, identity(data.num_classes), tolerance=tolerance, max_evaluations=passes)
-        return minimise(
+            return minimise_positive(problem, identity(data.num_classes), tolerance=tolerance, max_evaluations=passes)
+        return minimise_positive(
             problem,
             known.start(gamma),
             first=known.first[gamma],
@@ -251,7 +261,7 @@ class MARC(AffinePostHoc):
     def fit_path(self, outputs: Outputs, gammas: Sequence[float] = GAMMAS) -> dict[float, MARC]:
         """A fitted MARC for each gamma, for about the price of five."""
         self.check_settings()
-        data = self._check(outputs)
+        data = with_margins(self._check(outputs))
         path = {}
         for gamma, solution in self._path(data, gammas).items():
             fitted = unfitted(self).set_params(gamma=gamma)

@@ -1,5 +1,6 @@
 """Platt scaling: one sigmoid per class against the rest, `sigmoid(a_j z_j + b_j)`, 2K numbers.
 
+With two classes the sigmoid is that of the margin, as in the paper: `z_j` is the logit minus the mean of both.
 Probabilities are the sigmoids, divided by their sum. So the calibrated logits are the logarithms of
 the sigmoids: their softmax is exactly that. A sigmoid does not fold into a linear head; `head` gives a
 separate layer. Fit it on held-out outputs: a network is overconfident on its training images.
@@ -17,13 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.networks.sigmoid_head import SigmoidHead
+from longtail.heads.kinds import SigmoidHead
 from longtail.outputs.rows import LogitRows
-from longtail.posthoc.curvature import Blocks
-from longtail.posthoc.folding import folded_affine, is_trained
+from longtail.posthoc.base import is_trained
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import ScaleAndShift, identity
+from longtail.posthoc.scale_and_shift import ScaleAndShift, folded_affine, identity
 from longtail.posthoc.solver import Problem
+from longtail.posthoc.solver.curvature import Blocks
+
+
+def _scores(logits: Tensor) -> Tensor:
+    """Logits (N, K); of two classes minus their mean, which means nothing for the classifier, but for a sigmoid."""
+    return logits - logits.mean(1, keepdim=True) if logits.shape[1] == 2 else logits
 
 
 class _OneVersusRest(Problem):
@@ -37,22 +43,22 @@ class _OneVersusRest(Problem):
         self.ridge = ridge
         size, classes = rows.shape
         positives = torch.bincount(labels, minlength=classes).double()
-        # Platt's targets: a little inside 0 and 1, so that a class that is told apart perfectly has a finite answer.
+        # Platt's targets: a little inside 0 and 1, so that a perfectly separated class has a finite solution.
         self.high = (positives + 1) / (positives + 2)
         self.low = 1 / (size - positives + 2)
 
-    def _parts(self, x: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _chunks(self, x: np.ndarray) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Logits, scores and targets of each chunk."""
         a, b = torch.from_numpy(x).chunk(2)
         for rows, logits in self.rows.chunks():
-            own = F.one_hot(self.labels[rows], len(a)).bool()
-            yield logits.double(), a * logits.double() + b, torch.where(own, self.high, self.low)
+            positive = F.one_hot(self.labels[rows], len(a)).bool()
+            yield logits.double(), a * logits.double() + b, torch.where(positive, self.high, self.low)
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         pull = x - identity(len(x) // 2)
         value, gradient = 0.5 * self.ridge * float(pull @ pull), self.ridge * pull
         size = self.rows.shape[0]
-        for logits, scores, targets in self._parts(x):
+        for logits, scores, targets in self._chunks(x):
             losses = F.softplus(scores) - targets * scores
             value += float(losses.sum()) / size
             error = (scores.sigmoid() - targets) / size
@@ -61,7 +67,7 @@ class _OneVersusRest(Problem):
 
     def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
         sums = torch.zeros(3, len(x) // 2, dtype=torch.float64)
-        for logits, scores, _ in self._parts(x):
+        for logits, scores, _ in self._chunks(x):
             curvature = scores.sigmoid() * (-scores).sigmoid() / self.rows.shape[0]
             for power in (0, 1, 2):
                 sums[power] += (curvature * logits**power).sum(0)
@@ -93,7 +99,7 @@ class PlattScaling(ScaleAndShift):
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         scale, shift = (torch.as_tensor(v).to(logits) for v in (self.scale_, self.shift_))
-        return F.logsigmoid(logits * scale + shift)
+        return F.logsigmoid(_scores(logits) * scale + shift)
 
     def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         raise UserError(
@@ -101,8 +107,8 @@ class PlattScaling(ScaleAndShift):
         )
 
     def head(self, linear: nn.Linear) -> nn.Module:
-        old = None if linear.bias is None else linear.bias.detach()
-        weight, bias = folded_affine(linear.weight.detach(), old, self.scale_, self.shift_)
+        old = None if linear.bias is None else _scores(linear.bias.detach().unsqueeze(0)).squeeze(0)
+        weight, bias = folded_affine(_scores(linear.weight.detach().T).T, old, self.scale_, self.shift_)
         layer = SigmoidHead(linear.in_features, linear.out_features)
         layer = layer.to(linear.weight.device, linear.weight.dtype)
         with torch.no_grad():

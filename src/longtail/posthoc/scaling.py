@@ -23,15 +23,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from longtail.errors import number
-from longtail.posthoc.affine import AffineProblem, ridge_per_number
-from longtail.posthoc.base import AffinePostHoc, PostHoc
+from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.result import FitResult
-from longtail.posthoc.scale_and_shift import ScaleAndShift, identity
+from longtail.posthoc.scale_and_shift import SMALLEST_SCALE, AffinePostHoc, ScaleAndShift, identity
 from longtail.posthoc.settings import check_minimiser
-from longtail.posthoc.solver import Problem, minimise
-
-HOTTEST = 1000.0  # temperature
+from longtail.posthoc.solver import FitResult, Problem, minimise
+from longtail.posthoc.solver.affine import AffineProblem, ridge_per_number
 
 
 def _unweighted(data: FitData, ridge: float) -> AffineProblem:
@@ -67,6 +64,7 @@ class TemperatureScaling(AffinePostHoc):
     """
 
     fitted_on_unseen = True
+    minimises_softmax_loss = True
     needs_every_class = False
 
     def __init__(self, *, tolerance: float = 1e-6, max_iter: int = 200) -> None:
@@ -80,7 +78,7 @@ class TemperatureScaling(AffinePostHoc):
         problem = _OneScale(_unweighted(data, ridge=0.0))
         solution = minimise(problem, np.ones(1), tolerance=self.tolerance, max_evaluations=self.max_iter)
         # Logits worse than chance would give a negative temperature, which would reverse every prediction.
-        scale = max(float(solution.x[0]), 1 / HOTTEST)
+        scale = max(float(solution.x[0]), SMALLEST_SCALE)
         self.temperature_ = 1 / scale
         self.scale_ = np.full(data.num_classes, scale)
         self.shift_ = np.zeros(data.num_classes)
@@ -103,6 +101,7 @@ class VectorScaling(ScaleAndShift, AffinePostHoc):
     """
 
     fitted_on_unseen = True
+    minimises_softmax_loss = True
 
     def __init__(self, *, ridge: float = 1e-6, tolerance: float = 1e-5, max_iter: int = 500) -> None:
         self.ridge = ridge
@@ -162,6 +161,7 @@ class MatrixScaling(PostHoc):
     """
 
     fitted_on_unseen = True
+    minimises_softmax_loss = True
 
     def __init__(
         self, *, off_diagonal: float = 0.1, intercept: float = 0.1, tolerance: float = 1e-5, max_iter: int = 500

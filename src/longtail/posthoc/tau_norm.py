@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.tau import Formula, TauPostHoc
+from longtail.posthoc.scale_and_shift import Formula, TauPostHoc
 
 
 class TauNorm(TauPostHoc):

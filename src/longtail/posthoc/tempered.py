@@ -1,6 +1,6 @@
 """Confidence after a calibration: one temperature on top, fitted on held-out samples.
 
-Calibrated logits are right for a target prior, held-out samples are distributed in their own way. The
+Calibrated logits are right for a target prior, held-out samples may be distributed differently. The
 temperature is fitted half-way, at the prior pi^(1/2): logits of balanced recognition plus log(pi) / 2,
 samples weighted by n^(1/2) / m. Decisions for the uniform prior do not change.
 """
@@ -16,23 +16,20 @@ from torch import Tensor
 
 from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.halo import WAYS
-from longtail.posthoc.held import sample_weights
+from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, best_scale, sample_weights
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.likelihood import best_scale
-from longtail.posthoc.target_prior import shifted, shifted_head
-from longtail.posthoc.unseen import require_unseen
+from longtail.posthoc.priors import shifted, shifted_head
 
 
 class Tempered(PostHoc):
     """A post-hoc method, then a temperature fitted on held-out samples.
 
     Args:
-        method: what calibrates; any method that is fitted on training outputs, or HALO.
+        method: the calibration; any method that is fitted on training outputs, or HALO.
 
     Fitted attributes: `temperature_`, `result_` (of the method).
 
-    >>> from longtail import LogitAdjustment
+    >>> from longtail.posthoc import LogitAdjustment
     >>> rng = np.random.default_rng(0)
     >>> y = np.repeat([0, 1], [300, 60])
     >>> logits = 10 * (np.eye(2)[y] + rng.normal(size=(360, 2)))
@@ -42,14 +39,20 @@ class Tempered(PostHoc):
     """
 
     needs_validation: ClassVar[bool] = True
+    refuses_seen = True
+    adds = "temperature"
 
     def __init__(self, method: PostHoc) -> None:
         self.method = method
 
     def check_settings(self) -> None:
-        if not isinstance(self.method, PostHoc) or isinstance(self.method, Tempered) or self.method.fitted_on_unseen:
+        if not isinstance(self.method, PostHoc) or self.method.adds or self.method.fitted_on_unseen:
             raise UserError("a temperature follows a method that changes decisions, such as MARC or HALO")
         self.method.check_settings()
+
+    @property
+    def wrapped(self) -> PostHoc | None:  # type: ignore[override]
+        return self.method
 
     @property
     def learns_from_seen(self) -> bool:  # type: ignore[override]
@@ -64,7 +67,7 @@ class Tempered(PostHoc):
         return self.method.needs_every_class
 
     def enough_images(self, num_classes: int) -> int | None:
-        return self.method.enough_images(num_classes)  # the temperature is fitted on others
+        return self.method.enough_images(num_classes)  # the temperature is fitted on held-out images
 
     @property
     def chosen_(self) -> dict[str, float]:
@@ -73,40 +76,41 @@ class Tempered(PostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         if validation is None:
             raise UserError(
-                f"a temperature is fitted on images that the network has not seen, but there are none: {WAYS}"
+                f"a temperature is fitted on images that the network has not seen, but there are none: "
+                f"{HOW_TO_HOLD_OUT}"
             )
-        require_unseen(data, validation)
         self.method.fit_checked(data, validation)
         self.result_ = self.method.result_
         labels = validation.labels.numpy()
         never = np.isneginf(self._ruled_out)
         present = np.flatnonzero((validation.seen_counts > 0) & ~never)
         if len(present) < 2:
-            known = "class that the target prior expects" if never.any() else "class"
-            raise UserError(f"the held-out samples are of {len(present)} {known}; a temperature needs two at least")
-        place = np.full(data.num_classes, -1)
-        place[present] = np.arange(len(present))
-        parts = []
+            which = "class that the target prior expects" if never.any() else "class"
+            raise UserError(f"the held-out samples are of {len(present)} {which}; a temperature needs two at least")
+        columns = np.full(data.num_classes, -1)
+        columns[present] = np.arange(len(present))
+        chunks = []
         for rows, logits in validation.rows.chunks():
             features = None if validation.features is None else torch.as_tensor(np.array(validation.features[rows]))
             calibrated = self.method.transform(logits, None if features is None else features.float())
-            parts.append((calibrated.double() - self._target(calibrated))[:, torch.from_numpy(present)])
+            chunks.append((calibrated.double() - self._target(calibrated))[:, torch.from_numpy(present)])
         half = torch.from_numpy(0.5 * np.log(data.class_counts[present] / data.class_counts.sum()))
-        weights, expected = sample_weights(labels, data.class_counts), np.flatnonzero(place[labels] >= 0)
-        scores, codes = torch.cat(parts)[torch.from_numpy(expected)], torch.from_numpy(place[labels][expected])
+        weights, expected = sample_weights(labels, data.class_counts), np.flatnonzero(columns[labels] >= 0)
+        scores, codes = torch.cat(chunks)[torch.from_numpy(expected)], torch.from_numpy(columns[labels][expected])
         self.temperature_ = 1 / best_scale(scores, codes, half, weights[expected])
 
+    @property
+    def _log_target(self) -> np.ndarray:
+        return np.asarray(getattr(self.method, "log_target_", np.zeros(self.method.n_features_in_)))
+
     def _target(self, like: Tensor) -> Tensor:
-        """(K,) what the method adds for its target prior; it is not scaled."""
-        known = getattr(self.method, "log_target_", None)
-        shift = np.zeros(self.method.n_features_in_) if known is None else np.asarray(known)
-        return torch.from_numpy(np.where(np.isneginf(shift), 0.0, shift)).to(like)
+        """(K,) shift of the method to its target prior; it is not scaled."""
+        return torch.from_numpy(np.where(np.isneginf(self._log_target), 0.0, self._log_target)).to(like)
 
     @property
     def _ruled_out(self) -> np.ndarray:
         """(K,) -inf for a class of target prior 0, which the temperature does not move; 0 for the others."""
-        known = np.asarray(getattr(self.method, "log_target_", np.zeros(self.method.n_features_in_)))
-        return np.where(np.isneginf(known), -np.inf, 0.0)
+        return np.where(np.isneginf(self._log_target), -np.inf, 0.0)
 
     def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
         calibrated = self.method.transform(logits, features)

@@ -1,23 +1,89 @@
-"""The figures of the paper for any model, as PNG, SVG and PDF."""
+"""The style of figures: colours, fonts, and class names that fit."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import get_font_names
 
-from longtail.core.files import write_bytes
+from longtail.files.atomic import write_bytes
+from longtail.metrics.margins import State
 from longtail.metrics.scores import Metrics
-from longtail.metrics.state import State
 from longtail.metrics.table import SCORES, SHOTS
-from longtail.report.style import AFTER, BEFORE, COUNTS, GAIN, OTHER, THIRD, drawing, short, slant
 from longtail.report.summary import Summary, grouped_confusion
+
+BEFORE, AFTER, OTHER, THIRD, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#3d7a4f", "#d9dde3"
+GAIN = "#3a7d44"
+# Fallback fonts for letters that the first font does not have.
+ASIAN = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+    "Droid Sans Fallback",
+)
+STYLE: dict[Any, Any] = {
+    # Only installed fonts: matplotlib warns about each of the others.
+    "font.family": ["sans-serif", *sorted({*ASIAN} & {*get_font_names()}, key=ASIAN.index)],
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+    "svg.hashsalt": "longtail",
+    "svg.fonttype": "none",
+}
+LONGEST = 18
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Applies the style while figures are drawn and written."""
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        # A letter that no installed font has is drawn as a box; a warning for each letter adds nothing.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        yield
+
+
+def plain(text: str) -> str:
+    """Text in which matplotlib does not read `$` as mathematics.
+
+    >>> plain("$x$")
+    '\\\\$x\\\\$'
+    """
+    return text.replace("$", r"\$")
+
+
+def short(name: str) -> str:
+    """A class name for a figure: the whole name if it fits, otherwise its beginning and its end.
+
+    >>> short("goldfish"), short("great spotted woodpecker 12")
+    ('goldfish', 'great spo…ecker 12')
+    """
+    return plain(name if len(name) <= LONGEST else name[: LONGEST // 2] + "…" + name[1 - LONGEST // 2 :])
+
+
+def slant(names: list[str], degrees: float) -> dict[str, Any]:
+    """Options of tick labels: rotated, unless the names are short enough to fit side by side."""
+    return {} if max(map(len, names)) < 3 else {"rotation": degrees, "ha": "right", "rotation_mode": "anchor"}
+
 
 MOST_IN_LINE = 20  # up to so many classes are joined by a line; with more, the line would be a zigzag
 MOST_NAMES = 40  # class names on an axis
@@ -97,7 +163,7 @@ def _marks(axes: Axes, summary: Summary, values: np.ndarray, color: str, label: 
         return
     axes.scatter(range(len(ordered)), ordered, color=color, s=2, alpha=0.3, linewidths=0)
     reach = -(-len(ordered) // MOST_MARKS)
-    near = [ordered[max(place - reach, 0) : place + reach + 1] for place in range(len(ordered))]
+    near = [ordered[max(position - reach, 0) : position + reach + 1] for position in range(len(ordered))]
     means = [float(np.nanmean(window)) if np.isfinite(window).any() else np.nan for window in near]
     axes.plot(means, color=color, label=label, linewidth=1.6)
 
@@ -136,9 +202,9 @@ def class_means(summary: Summary) -> Figure:
 
 
 def disalign_beside_marc(summary: Summary) -> Figure:
-    known = _states(summary)
-    shown = [(summary.before, BEFORE), (known["DisAlign"], OTHER), (known["MARC"], AFTER)]
-    return _means(summary, shown + ([(known["HALO"], THIRD)] if "HALO" in known else []))
+    states = _states(summary)
+    shown = [(summary.before, BEFORE), (states["DisAlign"], OTHER), (states["MARC"], AFTER)]
+    return _means(summary, shown + ([(states["HALO"], THIRD)] if "HALO" in states else []))
 
 
 def _states(summary: Summary) -> dict[str, State]:
@@ -182,7 +248,7 @@ def confusion_matrices(summary: Summary) -> Figure:
     for axes, state, (shares, _) in zip(panels, (summary.before, summary.after), matrices, strict=True):
         picture = axes.imshow(100 * shares, cmap="Greys", vmin=0, vmax=100)
         axes.set_title(state.title)
-        axes.set_xlabel("taken for, head → tail")
+        axes.set_xlabel("predicted class, head → tail")
         axes.set_ylabel("true class, head → tail")
         if names:
             axes.set_xticks(range(cells), names, rotation=0 if max(map(len, names)) < 3 else 90, fontsize=7)
@@ -193,10 +259,10 @@ def confusion_matrices(summary: Summary) -> Figure:
 
 def accuracy_against_gamma(summary: Summary) -> Figure:
     figure, (axes,) = _panels(1, width=5)
-    gammas = [point.gamma for point in summary.points]
+    gammas = [point.setting for point in summary.gammas]
     colors = dict(zip(("balanced", *SHOTS), (AFTER, "#5b8c5a", "#e9a23b", OTHER), strict=True))
     for name, color in colors.items():
-        values = [getattr(point.metrics, name) for point in summary.points]
+        values = [getattr(point.metrics, name) for point in summary.gammas]
         if None not in values:
             label = SCORES[name].heading.lower()
             width = 2.2 if name == "balanced" else 1.4
@@ -215,7 +281,7 @@ def reliability_diagrams(summary: Summary) -> Figure:
     for axes, state, color in zip(panels, (summary.before, summary.after), (BEFORE, AFTER), strict=True):
         share, confidence, accuracy = state.reliability
         axes.plot([0, 1], [0, 1], color=COUNTS, zorder=0)
-        # Bars of few images are pale, because their height says little.
+        # Bars of few images are pale, because their height is uncertain.
         strengths = 0.15 + 0.7 * np.sqrt(share / max(float(share.max()), 1e-9))
         axes.bar(confidence, accuracy, width=0.9 / len(share), color=[(color, strength) for strength in strengths])
         ece, score = state.metrics.ece, SCORES["ece"]
@@ -230,11 +296,11 @@ def reliability_diagrams(summary: Summary) -> Figure:
 def winners_and_losers(summary: Summary) -> Figure:
     figure, (axes,) = _class_panels(summary, 1, width=6.5)
     changes, order = summary.changes, summary.order
-    value, low, high = (100 * part[order] for part in (changes.value, changes.low, changes.high))
-    places = np.arange(len(order))
+    value, low, high = (100 * values[order] for values in (changes.value, changes.low, changes.high))
+    positions = np.arange(len(order))
     colors = np.where(low > 0, GAIN, np.where(high < 0, AFTER, BEFORE)).tolist()
-    axes.vlines(places, low, high, colors=colors, linewidth=max(0.4, 60 / len(order) / 10))
-    axes.scatter(places, value, c=colors, s=max(2, 240 / len(order)), zorder=3)
+    axes.vlines(positions, low, high, colors=colors, linewidth=max(0.4, 60 / len(order) / 10))
+    axes.scatter(positions, value, c=colors, s=max(2, 240 / len(order)), zorder=3)
     axes.axhline(0, color=COUNTS, zorder=0)
     _classes(axes, summary)
     axes.set_ylabel(f"change of accuracy (points),\n{summary.split} images")

@@ -14,13 +14,15 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from longtail.core.files import write_text
-from longtail.core.version import __version__
-from longtail.metrics.intervals import Fallen
+from longtail.files.atomic import write_text
+from longtail.files.provenance import __version__
+from longtail.methods import candidate_title
+from longtail.metrics.intervals import Fallen, show_difference
+from longtail.metrics.margins import State
 from longtail.metrics.scores import Metrics, shot_names
-from longtail.metrics.state import State
 from longtail.metrics.table import SCORES
-from longtail.report.summary import Confusion, Summary, grouped_confusion
+from longtail.report.summary import Confusion, Point, Summary, grouped_confusion
+from longtail.tasks.diagnose import DiagnosisFile
 
 ASSETS = Path(__file__).parent / "assets"
 THUMBNAIL = 64
@@ -38,6 +40,7 @@ class Context:
         checkpoints: rows (stage-one data, before, after) when several models were calibrated.
         read_image: returns the image of a held-out sample, if there are images.
         caution: sentence about the scores, if they are not those on new images.
+        diagnosis: the result of `longtail diagnose`, if there is one.
     """
 
     title: str
@@ -46,30 +49,34 @@ class Context:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     read_image: ReadImage | None = None
     caution: str = ""
+    diagnosis: DiagnosisFile | None = None
 
 
-def write_page(summary: Summary, context: Context, path: Path) -> Path:
-    """Render the page."""
+def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str, Any] | None = None) -> Path:
+    """Render the page of these numbers (default: those of `page_data`)."""
+    from plotly.offline import get_plotlyjs
+
     environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
-    shown = page_data(summary, context)
-    data = json.dumps(shown, allow_nan=False, separators=(",", ":"))
+    numbers = numbers or page_data(summary, context)
+    data = json.dumps(numbers, allow_nan=False, separators=(",", ":"))
     text = environment.get_template("page.html").render(
         title=context.title,
         method=summary.after.title,
         split=summary.split,
         caution=context.caution,
+        diagnosis=_diagnosis(context.diagnosis),
         advice=_advice(summary),
-        worst=shown["worst"],
-        new=shown["new"],
-        pictures=any(item["pictures"] for item in shown["worst"]),
+        worst=numbers["worst"],
+        new=numbers["new"],
+        pictures=any(item["pictures"] for item in numbers["worst"]),
         version=__version__,
         facts=context.facts,
-        rows=len(shown["confusion"]["names"]),
+        rows=len(numbers["confusion"]["names"]),
         classes=len(summary.class_names),
-        fallen=", ".join(shown["fallen"]) or "no class",
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        library=plotly_script(),
+        fallen=", ".join(numbers["fallen"]) or "no class",
+        style=(ASSETS / "page.css").read_text(encoding="utf-8"),
+        script=(ASSETS / "page.js").read_text(encoding="utf-8"),
+        library=get_plotlyjs(),
         # Escaped, so that text in the JSON cannot end the script element.
         data=data.replace("<", "\\u003c"),
     )
@@ -80,20 +87,9 @@ def _advice(summary: Summary) -> str:
     """How to choose an operating point with the existing splits."""
     if summary.split == "validation":
         return "Choose by the validation scores; without a test split nothing is left to check the choice on."
-    if any(point.validation for point in summary.points):
+    if any(point.validation for point in summary.gammas):
         return f"Choose by the validation line; the {summary.split} line is for the record."
     return f"Without validation images to choose by, a point chosen by {summary.split} scores looks better than it is."
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
-def plotly_script() -> str:
-    """Plotly's JavaScript bundle."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
 
 
 def page_data(summary: Summary, context: Context) -> dict[str, Any]:
@@ -114,41 +110,45 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
         "states": [_state(state, order) for state in (summary.before, summary.after, *summary.others.values())],
         "changes": {name: _percents(getattr(summary.changes, name)[order]) for name in ("value", "low", "high")},
         "confusion": _confusion(summary),
-        "worst": [_mixed_up(summary, context, pair, summary.before) for pair in summary.confusions],
-        "new": [_mixed_up(summary, context, pair, summary.after) for pair in summary.new_confusions],
-        "points": [
-            {
-                "gamma": point.gamma,
-                "scores": _scores(point.metrics),
-                "validation": _scores(point.validation) if point.validation else None,
-                "accuracy": _percents(_array(point.metrics.per_class)[order]),
-            }
-            for point in summary.points
-        ],
-        "targets": [
-            {
-                "power": point.power,
-                "scores": _scores(point.metrics),
-                "validation": _scores(point.validation),
-                "accuracy": _percents(_array(point.metrics.per_class)[order]),
-            }
-            for point in summary.targets
-        ],
+        "worst": [_confused(summary, context, pair, summary.before) for pair in summary.confusions],
+        "new": [_confused(summary, context, pair, summary.after) for pair in summary.new_confusions],
+        "points": [{"gamma": point.setting, **_point(point, order)} for point in summary.gammas],
+        "targets": [{"power": point.setting, **_point(point, order)} for point in summary.targets],
         "fallen": _fallen(summary),
         "checkpoints": context.checkpoints,
         "command": context.command,
     }
 
 
+def _point(point: Point, order: np.ndarray) -> dict[str, Any]:
+    return {
+        "scores": _scores(point.metrics),
+        "validation": _scores(point.validation) if point.validation else None,
+        "accuracy": _percents(np.array(point.metrics.per_class, dtype=float)[order]),
+    }
+
+
+def _diagnosis(diagnosis: DiagnosisFile | None) -> dict[str, Any] | None:
+    """The recommendation, and a row (method, log-likelihood, gain, top-1 at the training prior) per method."""
+    if diagnosis is None:
+        return None
+    rows = [
+        (
+            candidate_title(tried.method),
+            f"{tried.log_likelihood:.4f}",
+            "" if tried.method == "softmax" else show_difference(tried.gain),
+            SCORES["natural"].show(tried.natural),
+        )
+        for tried in diagnosis.tried
+    ]
+    return {"split": diagnosis.split, "recommendation": diagnosis.recommendation, "rows": rows}
+
+
 def _fallen(summary: Summary) -> list[str]:
     """The classes whose accuracy fell by more than their interval."""
-    before, after = (_array(state.metrics.per_class) for state in (summary.before, summary.after))
+    before, after = (np.array(state.metrics.per_class, dtype=float) for state in (summary.before, summary.after))
     order = sorted(np.flatnonzero(summary.changes.high < 0), key=lambda label: summary.changes.value[label])
     return [str(Fallen(summary.class_names[label], before[label], after[label])) for label in order]
-
-
-def _array(values: list[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values])
 
 
 def _percents(values: np.ndarray) -> list[float | None]:
@@ -173,8 +173,8 @@ def _state(state: State, order: np.ndarray) -> dict[str, Any]:
         "title": state.title,
         "scores": _scores(state.metrics),
         "parameters": state.parameters,
-        "accuracy": _percents(_array(state.metrics.per_class)[order]),
-        "f1": _percents(_array(state.metrics.f1_per_class)[order]),
+        "accuracy": _percents(np.array(state.metrics.per_class, dtype=float)[order]),
+        "f1": _percents(np.array(state.metrics.f1_per_class, dtype=float)[order]),
         "logits": _numbers(state.means.logits[order]),
         "margins": _numbers(state.means.margins[order]),
         "correlation": {name: round(value, 2) for name, value in state.correlation.items()},
@@ -191,7 +191,7 @@ def _confusion(summary: Summary) -> dict[str, Any]:
     after, _ = grouped_confusion(summary.after.metrics, summary.order)
     names, ticks = [], []
     for group in groups:
-        first, last = (summary.class_names[summary.order[place]] for place in (group.start, group.stop - 1))
+        first, last = (summary.class_names[summary.order[position]] for position in (group.start, group.stop - 1))
         alone = group.stop - group.start == 1
         names.append(first if alone else f"{first} … {last}")
         ticks.append(first if alone else f"{first} …")
@@ -199,15 +199,15 @@ def _confusion(summary: Summary) -> dict[str, Any]:
     return {"names": names, "ticks": ticks, **tables}
 
 
-def _mixed_up(summary: Summary, context: Context, confusion: Confusion, state: State) -> dict[str, Any]:
+def _confused(summary: Summary, context: Context, confusion: Confusion, state: State) -> dict[str, Any]:
     """A pair of classes with some of the images that are confused."""
-    mixed_up = (summary.labels == confusion.truth) & (state.predictions == confusion.taken_for)
+    confused = (summary.labels == confusion.truth) & (state.predictions == confusion.predicted)
     pictures = []
     if context.read_image:
-        pictures = [thumbnail(context.read_image(int(index))) for index in np.flatnonzero(mixed_up)[:4]]
+        pictures = [thumbnail(context.read_image(int(index))) for index in np.flatnonzero(confused)[:4]]
     return {
         "truth": summary.class_names[confusion.truth],
-        "taken_for": summary.class_names[confusion.taken_for],
+        "taken_for": summary.class_names[confusion.predicted],
         "before": round(100 * confusion.before, 1),
         "after": round(100 * confusion.after, 1),
         "accuracy": [round(100 * value, 1) for value in (confusion.accuracy_before, confusion.accuracy_after)],

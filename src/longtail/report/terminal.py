@@ -11,23 +11,24 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from longtail.core.text import percent
+from longtail.files.text import percent
 from longtail.methods import candidate_title
-from longtail.metrics.intervals import Interval, fallen_text
+from longtail.metrics.intervals import Interval, fallen_text, show_difference
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import SCORES, SHOTS
 from longtail.report.distribution import imbalance_text
 
 if TYPE_CHECKING:
-    from longtail.posthoc.candidates import Trial
+    from longtail.posthoc.auto import Trial
     from longtail.runs.prediction import Predicted
     from longtail.tasks.class_distribution import ClassDistribution
-    from longtail.tasks.table_rows import Row
+    from longtail.tasks.rows import Row
 
 SHOWN_CLASSES = 20
 SHOWN_IMAGES = 50
 CHART_BARS = 20
 BAR_WIDTH = 32
+PATH_WIDTH, NAME_WIDTH = 26, 10  # columns that the path of an image, and the name of a class, have at least
 HEADING_WIDTH = 10  # longer headings of numbers take several lines, so that names have the space
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -48,16 +49,6 @@ def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
     for score in SCORES.values():
         table.add_row(score.heading, *(score.show(getattr(metrics, score.name)) for metrics in rows.values()))
     return table
-
-
-def gain_text(gain: Interval) -> str:
-    """A difference in points, with its interval.
-
-    >>> gain_text(Interval(0.021, 0.01, 0.03))
-    '+2.1 [+1.0, +3.0]'
-    """
-    bounds = "" if gain.low is None or gain.high is None else f" [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
-    return f"{100 * gain.value:+.1f}{bounds}"
 
 
 # How the method marked with an arrow was chosen: the rule of `Trial.chosen`.
@@ -101,25 +92,53 @@ def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndar
     return table
 
 
-def prediction_table(found: Predicted, top: int) -> Table:
-    """The most probable classes of each image; of many images, only the first."""
-    left = len(found) - SHOWN_IMAGES
-    caption = f"and {left:,} more: --out FILE.csv writes all" if left > 0 else None
-    table = Table(title=f"{len(found):,} images", caption=caption)
-    table.add_column("image", overflow="fold")
-    best = found.top(top)
-    for place in range(1, len(best[0]) + 1):
-        table.add_column(f"class {place}" if place > 1 else "class", overflow="fold")
+def prediction_table(predicted: Predicted, top: int, width: int = 80) -> Table:
+    """The most probable classes of each image, one line per image; of many images, only the first."""
+    best = predicted.top(top)
+    # A name is followed by a space, and a probability takes 6 columns.
+    classes = min(len(best[0]), max(1, (width - PATH_WIDTH) // (NAME_WIDTH + 7)))
+    images = list(zip(predicted.sources, best, strict=True))[:SHOWN_IMAGES]
+    longest = max(len(name) for _, row in images for name, _ in [*row[:classes], ("class 2", 0.0)])
+    name_width = max(min(longest, (width - PATH_WIDTH) // classes - 7), 1)
+    path_width = max(width - 1 - classes * (name_width + 7), 1)
+    more = [f"{len(predicted) - SHOWN_IMAGES:,} more images"] if len(predicted) > SHOWN_IMAGES else []
+    more += [f"{len(best[0]) - classes} more classes"] if len(best[0]) > classes else []
+    caption = f"and {' and '.join(more)}: --out FILE.csv writes all" if more else None
+    table = Table(title=f"{len(predicted):,} images", caption=caption, box=None, padding=(0, 1, 0, 0))
+    table.add_column("image", no_wrap=True, max_width=path_width)
+    for rank in range(1, classes + 1):
+        table.add_column(f"class {rank}" if rank > 1 else "class", no_wrap=True, max_width=name_width)
         table.add_column("%", justify="right", no_wrap=True)
-    for source, classes in list(zip(found.sources, best, strict=True))[:SHOWN_IMAGES]:
-        table.add_row(escape(source), *(cell for name, value in classes for cell in (escape(name), percent(value))))
+    for source, row in images:
+        cells = (cell for name, value in row[:classes] for cell in (escape(name), percent(value)))
+        table.add_row(escape(shortened(source, path_width)), *cells)
     return table
+
+
+def shortened(path: str, width: int) -> str:
+    """A path without its middle; the file name stays whole if it fits.
+
+    >>> shortened("photos/2024/summer/holidays/beach-0012.jpg", 24)
+    'photos/…/beach-0012.jpg'
+    >>> shortened("photos/2024/summer/holidays/beach-0012.jpg", 20)
+    '…/beach-0012.jpg'
+    >>> shortened("photos/a-very-long-name-of-an-image.jpg", 20)
+    'photos/…an-image.jpg'
+    """
+    if len(path) <= width:
+        return path
+    first, name = path.split("/", 1)[0], path.rsplit("/", 1)[-1]
+    for text in (f"{first}/…/{name}", f"…/{name}"):
+        if len(text) <= width:
+            return text
+    start = path[: width // 3 + 1]
+    return f"{start}…{path[len(start) + 1 - width :]}"
 
 
 def terminal_table(rows: list[Row], caption: str) -> Table:
     """A table that fits on a terminal: the main scores, the price and the difference from Softmax."""
     # Late: a comparison fits methods, whose import takes as long as torch's; other tables do not.
-    from longtail.tasks.tables import ranks, show_difference, show_interval
+    from longtail.tasks.tables import ranks, show_interval
 
     table = Table(title=caption, box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("method", overflow="fold")
@@ -158,71 +177,73 @@ def bar(value: float, largest: float, width: int = BAR_WIDTH) -> str:
     return "█" * whole + EIGHTHS[rest].strip()
 
 
-def distribution_table(found: ClassDistribution) -> RenderableType:
+def distribution_table(distribution: ClassDistribution) -> RenderableType:
     """The classes (of many, only the first and last), a chart, the groups and the measures."""
-    many_classes = len(found.class_counts) > SHOWN_CLASSES
-    parts = [_sizes_table(found, ends=many_classes)]
-    if many_classes:
-        parts.append(_chart(found))
-    return Group(*parts, _group_table(found), _measures(found))
+    many_classes = len(distribution.class_counts) > SHOWN_CLASSES
+    charts = [_chart(distribution)] if many_classes else []
+    return Group(
+        _sizes_table(distribution, ends=many_classes), *charts, _group_table(distribution), _measures(distribution)
+    )
 
 
-def _sizes_table(found: ClassDistribution, *, ends: bool) -> Table:
-    table = Table(title=f"{found.name}: classes, head to tail")
+def _sizes_table(distribution: ClassDistribution, *, ends: bool) -> Table:
+    table = Table(title=f"{distribution.name}: classes, head to tail")
     table.add_column("class", overflow="ellipsis", no_wrap=True, max_width=40)
     for name in ("images", "share", "group"):
         table.add_column(name, justify="right", no_wrap=True)
     if not ends:
         table.add_column("", no_wrap=True)
-    order, counts, shots = found.order.tolist(), found.class_counts.tolist(), found.shots
+    order, counts, shots = distribution.order.tolist(), distribution.class_counts.tolist(), distribution.shots
     half = SHOWN_CLASSES // 2
     for label in [*order[:half], None, *order[-half:]] if ends else order:
         if label is None:
             table.add_row(f"… {len(order) - 2 * half:,} more", "…", "…", "…")
             continue
-        row = [escape(found.class_names[label]), f"{counts[label]:,}", _share(counts[label], found.total)]
+        row = [escape(distribution.class_names[label]), f"{counts[label]:,}", _share(counts[label], distribution.total)]
         table.add_row(*row, shots[label], *([] if ends else [bar(counts[label], max(counts))]))
     table.add_section()
-    table.add_row("total", f"{found.total:,}", "100 %", "")
+    table.add_row("total", f"{distribution.total:,}", "100 %", "")
     return table
 
 
-def _chart(found: ClassDistribution) -> Table:
-    """Mean images per class over equal parts of the classes, head to tail."""
-    parts = np.array_split(found.class_counts[found.order], min(CHART_BARS, len(found.class_counts)))
-    means = [float(part.mean()) for part in parts]
-    table = Table("", title=f"mean images per class, in {len(parts)} parts from head to tail", box=None)
+def _chart(distribution: ClassDistribution) -> Table:
+    """Mean images per class over equal groups of the classes, head to tail."""
+    groups = np.array_split(
+        distribution.class_counts[distribution.order], min(CHART_BARS, len(distribution.class_counts))
+    )
+    means = [float(group.mean()) for group in groups]
+    table = Table("", title=f"mean images per class, in {len(groups)} groups from head to tail", box=None)
     table.add_column("classes", justify="right")
     table.add_column("images", justify="right")
     table.add_column("", no_wrap=True)
     first = 1
-    for part, mean in zip(parts, means, strict=True):
-        last = first + len(part) - 1
+    for group, mean in zip(groups, means, strict=True):
+        last = first + len(group) - 1
         table.add_row("", f"{first:,}–{last:,}" if last > first else f"{first:,}", f"{mean:,.1f}", bar(mean, means[0]))
         first = last + 1
     return table
 
 
-def _group_table(found: ClassDistribution) -> Table:
+def _group_table(distribution: ClassDistribution) -> Table:
     table = Table("group", title="groups")
     for name in ("training images", "classes", "images", "share"):
         table.add_column(name, justify="right")
     limits = (f"more than {MANY}", f"{FEW} to {MANY}", f"fewer than {FEW}")
     for name, limit in zip(SHOTS, limits, strict=True):
-        classes, images = found.group(name)
-        table.add_row(name, limit, f"{classes:,}", f"{images:,}", _share(images, found.total))
+        classes, images = distribution.group(name)
+        table.add_row(name, limit, f"{classes:,}", f"{images:,}", _share(images, distribution.total))
     return table
 
 
-def _measures(found: ClassDistribution) -> str:
-    counts = found.class_counts
-    sizes = ", ".join(f"{size:,} {split}" for split, size in found.images.items())
+def _measures(distribution: ClassDistribution) -> str:
+    counts = distribution.class_counts
+    sizes = ", ".join(f"{size:,} {split}" for split, size in distribution.images.items())
     return (
-        f"{found.found or f'{len(counts):,} classes; images: {sizes}'}\n"
+        f"{distribution.source or f'{len(counts):,} classes; images: {sizes}'}\n"
         f"largest class {counts.max():,}, median {np.median(counts):g}, smallest {counts.min():,}\n"
-        f"{imbalance_text(found)}; Gini coefficient {found.gini:.2f}"
+        f"{imbalance_text(distribution)}; Gini coefficient {distribution.gini:.2f}"
     )
 
 
-def _share(part: int, total: int) -> str:
-    return f"{100 * part / max(total, 1):.2f} %"
+def _share(count: int, total: int) -> str:
+    return f"{100 * count / max(total, 1):.2f} %"

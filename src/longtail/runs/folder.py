@@ -1,69 +1,92 @@
-"""A run folder: the configuration, the data and the trained weights.
-
-    RUN/run.json                configuration, versions, class names and counts, digests of the images
-    RUN/metrics.jsonl           one line per evaluation
-    RUN/checkpoint.safetensors  to resume from; removed when training is done
-    RUN/progress.txt            images seen so far, during training
-    RUN/model.safetensors       the trained network
-
-A calibrated model is a run folder too, so every command takes either.
-"""
+"""A run folder: its record, its network, its images and their outputs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 from longtail.config import TrainConfig, from_dict
-from longtail.core.files import settle, write_json
-from longtail.core.formats import FORMAT, format_of
-from longtail.core.tensors import has_digests, read_header, read_tensors, write_tensors
 from longtail.data.augment import Transform
 from longtail.data.images import Images
-from longtail.data.open import open_splits
-from longtail.data.splits import Splits
+from longtail.data.splits import Splits, open_splits
+from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
+from longtail.files.atomic import settle, write_json
+from longtail.files.progress import QUIET, Display
+from longtail.files.records import FORMAT, format_of, read_json
+from longtail.files.tensors import has_digest, read_header, read_tensors, write_tensors
+from longtail.heads.layers import fingerprint
 from longtail.methods import build_posthoc
-from longtail.networks.head import fingerprint
+from longtail.outputs.loaders import ImageLoader
+from longtail.outputs.record import Outputs
 from longtail.runs.network import build_network, transforms, with_head_of_kind
+from longtail.runs.outputs import chosen_few, image_loader, stored_outputs
 from longtail.runs.record import CalibrationRecord, RunRecord, SplitRecord, read_record
 from longtail.runs.released import find_released, is_released
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
 
-RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE = (
+
+RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE = (
     "run.json",
     "model.safetensors",
     "checkpoint.safetensors",
     "metrics.jsonl",
     "progress.txt",
+    "calibration.json",
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that exists."""
+    """A run folder that exists, and how its images are read; `using` changes how.
+
+    >>> run = Run.open("runs/digits")  # doctest: +SKIP
+    >>> outputs = run.outputs("train", views=1)  # doctest: +SKIP
+
+    Args:
+        folder: of the run.
+        record: the content of its `run.json`.
+        world: processes that share the images, batch by batch.
+        root: folder of the data set, if it has moved since training.
+        workers: processes that decode images read from files.
+        display: where progress is shown.
+    """
 
     folder: Path
     record: RunRecord
+    world: World = SINGLE_PROCESS
+    root: str | None = None
+    workers: int = 0
+    display: Display = QUIET
 
     @classmethod
     def open(cls, folder: Path | str) -> Run:
-        """Open an existing run, or `released:NAME`; an error says what is missing."""
+        """Open an existing run, or `released:NAME`; raises if files are missing or do not belong together."""
         folder = find_released(folder) if is_released(folder) else Path(folder)
         settle(folder)
         if not (folder / RUN_FILE).is_file():
             raise UserError(f"{folder} is not a run folder: {_lack(folder)}")
-        return cls(folder, read_record(folder / RUN_FILE))
+        run = cls(folder, read_record(folder / RUN_FILE))
+        if (folder / MODEL_FILE).is_file():
+            run._require_own_weights()
+        return run
+
+    def using(
+        self, world: World = SINGLE_PROCESS, *, root: str | None = None, workers: int = 0, display: Display = QUIET
+    ) -> Run:
+        """The same run with other settings for reading its images."""
+        return replace(self, world=world, root=root, workers=workers, display=display if world.is_main else QUIET)
 
     @classmethod
     def create(cls, folder: Path, config: TrainConfig, splits: Splits, *, started_by: str | None = None) -> Run:
@@ -135,10 +158,33 @@ class Run:
     def model_identity(self) -> str:
         """A hash of the weights; every file that belongs to this model stores it."""
         header = read_header(self.model_path)
-        return str(header["model"]) if format_of(header, self.model_path) else fingerprint(self.load_model())
+        return str(header["model"]) if format_of(header, self.model_path) else fingerprint(self.network)
 
-    def load_model(self) -> nn.Module:
-        """The trained network, in evaluation mode."""
+    def _require_own_weights(self) -> None:
+        """Raise if the weights were written for another `run.json`, or `run.json` for other weights."""
+        path, written_for = self.model_path, read_header(self.model_path).get("run")
+        if written_for is not None and written_for != self.record.digest:
+            raise UserError(
+                f"{path} does not belong to {self.folder / RUN_FILE}: it was written for other classes, class counts "
+                "or another configuration; restore both files from one run"
+            )
+        known, where = self.record.model, RUN_FILE
+        calibration = self.folder / CALIBRATION_FILE
+        if known is None and self.calibration and calibration.is_file():
+            known, where = read_json(calibration).get("model"), CALIBRATION_FILE
+        if known is not None and known != self.model_identity:
+            raise UserError(
+                f"{path} does not belong to {self.folder / where}: it holds the weights of another model; restore both "
+                "files from one run"
+            )
+
+    def model(self) -> nn.Module:
+        """A copy of the trained network, in evaluation mode."""
+        return deepcopy(self.network)
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The trained network, loaded once; it is not to be changed."""
         model, _ = build_network(self.config, torch.from_numpy(self.class_counts), self.channels)
         if self.calibration:
             model = with_head_of_kind(model, self.calibration.head)
@@ -150,43 +196,71 @@ class Run:
             raise UserError(
                 f"{self.model_path} does not fit the network of {self.folder / RUN_FILE}: {reason}"
             ) from error
-        known = has_digests(self.model_path) or format_of(header, self.model_path) == 0
+        known = has_digest(self.model_path) or format_of(header, self.model_path) == 0
         if not known and fingerprint(model) != header.get("model"):
             raise UserError(f"{self.model_path} is damaged: its weights are not those that were written")
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
-    def splits(self, root: str | None = None) -> Splits:
-        """Opens the data of the run; `root` is their folder, if it has moved."""
-        config = replace(self.config, root=root) if root else self.config
-        splits = open_splits(config)
+    def splits(self) -> Splits:
+        """The data of the run, opened once."""
+        return self._splits
+
+    @cached_property
+    def _splits(self) -> Splits:
+        splits = open_splits(replace(self.config, root=self.root) if self.root else self.config)
         if splits.train.class_counts.tolist() != self.record.data.class_counts:
             raise UserError(f"the data at hand are not those of {self.folder}: the class counts differ")
         return splits
 
-    def images(self, split: str, splits: Splits) -> Images:
+    def images(self, split: str) -> Images:
         """The images of a split; raises if the network may have been trained on held-out images.
 
-        Validation images are cut from the training images by their place in the list. If that list has
+        Validation images are cut from the training images by their position in the list. If that list has
         changed since training, other images are cut, and it is unknown which images the network has seen.
         """
-        found = splits.split(split)
+        images = self._splits.split(split)
         if split != "test" and self.record.data.validation_from_training:
             for name in ("train", "validation"):
-                if self._changed(name, splits):
+                digest = self.record.data.splits.get(name, SplitRecord(0)).digest
+                if digest is not None and self._splits.split(name).digest != digest:
                     raise UserError(
                         f"the {name} images of {self.folder} have changed since it was trained (added, removed, "
                         "renamed or edited), so held-out images cannot be told from those the network has seen; "
                         "restore them, or train anew"
                     )
-        return found
+        return images
 
-    def _changed(self, name: str, splits: Splits) -> bool:
-        known = self.record.data.splits.get(name, SplitRecord(0)).digest
-        return known is not None and splits.split(name).digest != known
-
-    def transforms(self, splits: Splits) -> tuple[Transform, Transform]:
+    def transforms(self) -> tuple[Transform, Transform]:
         """The transforms (augmenting, clean) of training images and of test images."""
-        return transforms(self.config, splits)
+        return transforms(self.config, self._splits)
+
+    def loader(
+        self, split: str, *, views: int = 0, images_per_class: int | Literal["all"] = "all", seed: int = 0
+    ) -> ImageLoader:
+        """Batches (images, labels) of a split, as the network takes them.
+
+        Args:
+            split: train, validation or test.
+            views: augmented passes over the training images; 0 for one pass over clean images.
+            images_per_class: at most so many training images of every class.
+            seed: random seed that selects them.
+        """
+        return image_loader(self, split, views, chosen_few(images_per_class, seed))
+
+    def outputs(
+        self,
+        split: str,
+        *,
+        views: int = 0,
+        images_per_class: int | Literal["all"] = "all",
+        seed: int = 0,
+        images_of: Run | None = None,
+    ) -> Outputs:
+        """Features, logits and labels of a split: computed once and kept in the folder of the run.
+
+        The arguments are those of `loader`; `images_of` is another run whose images are used.
+        """
+        return stored_outputs(self, split, views, chosen_few(images_per_class, seed), images_of or self)
 
 
 def _lack(folder: Path) -> str:
@@ -200,7 +274,7 @@ def _lack(folder: Path) -> str:
             f"it is a file. Saved logits are scored by `longtail diagnose {folder} --train TRAIN_LOGITS`, or before "
             f"and after calibration by `longtail calibrate TRAIN_LOGITS --test {folder} --out OUT`"
         )
-    if (folder / "calibration.json").is_file():
+    if (folder / CALIBRATION_FILE).is_file():
         return "it holds a calibration of saved logits without their network; `longtail export --format npz` reads it"
     return f"it has no {RUN_FILE}"
 
@@ -212,8 +286,15 @@ def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
     return build_posthoc(name, options, train_images=run.split_sizes["train"], **known)
 
 
-def write_model(path: Path, model: nn.Module, header: dict[str, object]) -> str:
-    """Write the weights of a network with its identity; returns the identity."""
+def write_model(path: Path, model: nn.Module, record: RunRecord, header: dict[str, object]) -> str:
+    """Write the weights of a network with their identity and the digest of the record; returns the identity."""
     identity = fingerprint(model)
-    write_tensors(path, model.state_dict(), {"format": FORMAT, "model": identity, **header})
+    write_tensors(path, model.state_dict(), {"format": FORMAT, "model": identity, "run": record.digest, **header})
     return identity
+
+
+def write_trained(folder: Path, model: nn.Module, step: int) -> None:
+    """Write the weights of a finished training, and their identity to `run.json`."""
+    record = read_record(folder / RUN_FILE)
+    identity = write_model(folder / MODEL_FILE, model, record, {"step": step})
+    write_json(folder / RUN_FILE, replace(record, model=identity).to_dict())

@@ -9,13 +9,12 @@ from torch import nn
 from longtail.backbones import build_backbone
 from longtail.config import TrainConfig
 from longtail.data.augment import Transform, clean_transform, training_transform
-from longtail.data.images import MemoryImages
 from longtail.data.splits import Splits
 from longtail.errors import choose
+from longtail.heads.kinds import SAVED_HEADS
+from longtail.heads.layers import head_of, with_head
 from longtail.methods import TRAIN_METHODS
-from longtail.networks.head import head_of, with_head
 from longtail.networks.objective import Objective
-from longtail.networks.saved_heads import SAVED_HEADS
 
 
 def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, Objective]:
@@ -36,8 +35,3 @@ def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Tr
     seed = int(np.random.SeedSequence((config.seed, stream)).generate_state(1, np.uint64)[0])
     augmenting = training_transform(config.augment, splits.mean, splits.std, image_size=size, seed=seed)
     return augmenting, clean_transform(config.augment, splits.mean, splits.std, image_size=size)
-
-
-def image_channels(splits: Splits) -> int:
-    """Colour channels of the images: images read from files are converted to RGB."""
-    return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3

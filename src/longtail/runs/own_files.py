@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from longtail.core.locks import LOCK_FILE
 from longtail.errors import UserError
-from longtail.runs.folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE
+from longtail.files.atomic import LOCK_FILE
+from longtail.runs.folder import CALIBRATION_FILE, CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE
 
 # Files that commands write into the folder of a run or of a calibration.
 OWN_FILES = (
@@ -17,19 +17,21 @@ OWN_FILES = (
     CHECKPOINT_FILE,
     METRICS_FILE,
     PROGRESS_FILE,
-    "calibration.json",
+    CALIBRATION_FILE,
     "head.safetensors",
     "*-calibrated.safetensors",
     "before-after-*.json",
+    "diagnosis-*.json",
     "metrics-*.json",
     "metrics.csv",
     "mlflow-run.txt",
+    "wandb-run.txt",
     LOCK_FILE,
     ".*.lock",
     ".*.part",
 )
 PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
-OWN_FOLDERS = ("outputs", "report", "tensorboard")
+OWN_FOLDERS = ("outputs", "report", "tensorboard", "wandb", ".*.part")
 
 
 def strangers(folder: Path) -> list[str]:

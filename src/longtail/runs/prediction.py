@@ -11,21 +11,22 @@ import numpy as np
 import torch
 from PIL import Image
 
-from longtail.backbones.folding import folded
-from longtail.backbones.inference import BATCH
-from longtail.core.progress import Display
-from longtail.data import loading
+from longtail.backbones.inference import folded
 from longtail.data.augment import Transform, clean_transform
 from longtail.data.decode import Resize, as_rgb
 from longtail.data.images import Decode, DecodedImages, Images, MemoryImages, as_array
-from longtail.data.new_images import find_images
-from longtail.data.open import image_side, statistics
-from longtail.distributed.world import find_device
+from longtail.data.list_files import find_images
+from longtail.data.splits import image_side, statistics
+from longtail.distributed import World, find_device
 from longtail.errors import UserError
+from longtail.files.progress import Display
+from longtail.outputs.batches import model_batches
+from longtail.outputs.inference import infer
+from longtail.outputs.loaders import ImageLoader
 from longtail.runs.folder import Run
 
-NOTHING = np.zeros(0)  # no random numbers
-SHOWN = 20  # images that are printed
+NO_NUMBERS = np.zeros(0)  # random numbers of an image that is not augmented
+PRINTED = 20  # images
 UPRIGHT = "turn each picture upright, as its EXIF data say"
 
 
@@ -34,7 +35,7 @@ class Predicted:
     """Classes of images.
 
     Args:
-        sources: N paths, or places in the order given.
+        sources: N paths, or numbers in the order given.
         class_names: K names.
         probabilities: (N, K), rows sum to 1.
         left_out: paths of images that could not be read.
@@ -50,9 +51,9 @@ class Predicted:
 
     def __str__(self) -> str:
         """One line per image, as far as they fit on a screen."""
-        best = zip(self.sources[:SHOWN], self.top(1), strict=False)
+        best = zip(self.sources[:PRINTED], self.top(1), strict=False)
         lines = [f"{source}: {name} ({100 * probability:.1f} %)" for source, ((name, probability),) in best]
-        more = [f"… {len(self) - SHOWN:,} more"] if len(self) > SHOWN else []
+        more = [f"… {len(self) - PRINTED:,} more"] if len(self) > PRINTED else []
         return "\n".join([*lines, *more])
 
     @property
@@ -116,7 +117,7 @@ class Predictor:
     def __init__(self, run: Run, device: str = "auto") -> None:
         self.run = run
         self.device = find_device(device)
-        self.network = folded(run.load_model().to(self.device))
+        self.network = folded(run.network).to(self.device)
         self.transform = preprocessing(run)
 
     def __repr__(self) -> str:
@@ -150,22 +151,24 @@ class Predictor:
             progress: show a progress bar, in a terminal or a notebook.
             display: where progress is shown, instead of `progress`.
         """
-        known, transform = self._opened(images, root, skip_broken)
+        source, transform = self._opened(images, root, skip_broken)
         display = display or Display(quiet=not progress)
-        kept, found = [], []
-        with torch.no_grad(), display.task("predicting", len(known)) as task:
-            plan = loading.in_order(len(known), BATCH)
-            for batch in loading.load(known, transform, plan, workers=workers, device=self.device):
-                found.append(self.network(batch.images).float().softmax(1).cpu().numpy())
-                kept.append(batch.indices.numpy())
-                task.advance(len(batch.indices))
-        places = np.concatenate(kept)
-        left_out = np.setdiff1d(np.arange(len(known)), places)
+        loader = ImageLoader(source, transform, world=World(0, 1, self.device), workers=workers)
+        indices, probabilities = [], []
+        with display.task("predicting", len(source)) as task:
+            batches = model_batches(loader.batches(), loader, self.network, self.device)
+            for batch, outputs in infer(self.network, batches):
+                assert batch.indices is not None
+                probabilities.append(outputs.logits.float().softmax(1).cpu().numpy())
+                indices.append(batch.indices.numpy())
+                task.advance(len(batch))
+        read = np.concatenate(indices)
+        left_out = np.setdiff1d(np.arange(len(source)), read)
         return Predicted(
-            [_name(known, place) for place in places],
+            [_name(source, index) for index in read],
             self.class_names,
-            np.concatenate(found),
-            tuple(_name(known, place) for place in left_out),
+            np.concatenate(probabilities),
+            tuple(_name(source, index) for index in left_out),
         )
 
     def _opened(self, images: Any, root: str | None, skip_broken: bool) -> tuple[Images, Transform]:
@@ -178,7 +181,7 @@ class Predictor:
             raise UserError(f"give either paths or pictures, not both: {str(path)!r} is a path, other images are not")
         decode = self.transform.decode
         assert decode is not None
-        squares = [as_array(decode(_picture(one, place), NOTHING)) for place, one in enumerate(several)]
+        squares = [as_array(decode(_picture(one, index), NO_NUMBERS)) for index, one in enumerate(several)]
         pixels = torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
         labels = torch.zeros(len(squares), dtype=torch.int64)
         shown = MemoryImages(labels=labels, class_names=names, pixels=pixels.to(self.device))
@@ -197,31 +200,31 @@ def load(folder: Path | str, *, device: str = "auto") -> Predictor:
 def _several(images: Any) -> Sequence[Any]:
     """One image or several as a sequence of images."""
     single = isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
-    found = [images] if single else list(images) if isinstance(images, Iterable) else [images]
-    if not found:
+    several = list(images) if isinstance(images, Iterable) and not single else [images]
+    if not several:
         raise UserError("there are no images to predict; give image files, folders, or a list of files")
-    return found
+    return several
 
 
-def _picture(image: Any, place: int) -> Image.Image:
+def _picture(image: Any, index: int) -> Image.Image:
     """An RGB image from a Pillow image or an array."""
     if isinstance(image, Image.Image):
-        return _as_rgb(image, place)
+        return _as_rgb(image, index)
     array = np.asarray(image)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
         raise UserError(
-            f"image {place} is an array {array.shape} of {array.dtype}; give pixels from 0 to 255 as uint8, (H, W) or "
+            f"image {index} is an array {array.shape} of {array.dtype}; give pixels from 0 to 255 as uint8, (H, W) or "
             "(H, W, 3), a Pillow image, or a path"
         )
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array).convert("RGB")
 
 
-def _as_rgb(picture: Image.Image, place: int) -> Image.Image:
+def _as_rgb(picture: Image.Image, index: int) -> Image.Image:
     try:
         return as_rgb(picture)
     except (OSError, ValueError) as error:
-        raise UserError(f"image {place} cannot be used: {error}") from error
+        raise UserError(f"image {index} cannot be used: {error}") from error
 
 
-def _name(images: Images, place: int) -> str:
-    return str(images.path(int(place))) if isinstance(images, DecodedImages) else str(place)
+def _name(images: Images, index: int) -> str:
+    return str(images.path(int(index))) if isinstance(images, DecodedImages) else str(index)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longtail.config import TrainConfig, to_dict
-from longtail.core.formats import FORMAT, format_of
-from longtail.core.lines import read_lines
-from longtail.core.provenance import versions
-from longtail.core.records import as_record, checked, read_json
+from longtail.data.images import MemoryImages
 from longtail.data.splits import Splits
 from longtail.errors import UserError
+from longtail.files.provenance import versions
+from longtail.files.records import FORMAT, as_record, checked, format_of, read_json, read_lines
 from longtail.metrics.table import SCORES
-from longtail.runs.network import image_channels
 
 SPLITS = ("train", "validation", "test")
 MOST_CHANNELS = 4
+# Settings that may differ where the same run is kept.
+OF_THE_MACHINE = ("root", "weights", "train_list", "validation_list", "test_list", "device", "workers", "cache_gb")
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,14 @@ class DataRecord:
 
     @classmethod
     def of(cls, splits: Splits) -> DataRecord:
-        known = {name: images for name in SPLITS if (images := getattr(splits, name)) is not None}
+        present = {name: images for name in SPLITS if (images := getattr(splits, name)) is not None}
         return cls(
             name=splits.name,
             channels=image_channels(splits),
             class_names=list(splits.train.class_names),
             class_counts=splits.train.class_counts.tolist(),
             group_counts=splits.group_counts.tolist(),
-            splits={name: SplitRecord(len(images), images.digest) for name, images in known.items()},
+            splits={name: SplitRecord(len(images), images.digest) for name, images in present.items()},
             validation_from_training=splits.validation_from_training,
         )
 
@@ -86,7 +88,7 @@ class CalibrationRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything in `run.json`."""
+    """Everything in `run.json`; `model` is the identity of the weights, once training is done."""
 
     config: dict[str, Any]
     data: DataRecord
@@ -94,6 +96,7 @@ class RunRecord:
     command: list[str] = field(default_factory=lambda: sys.argv[1:])
     started_by: str | None = None
     calibration: CalibrationRecord | None = None
+    model: str | None = None
     format: int = FORMAT
 
     @classmethod
@@ -101,7 +104,15 @@ class RunRecord:
         return cls(to_dict(config), DataRecord.of(splits), started_by=started_by)
 
     def to_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if not (key == "calibration" and value is None)}
+        optional = ("calibration", "model")
+        return {key: value for key, value in asdict(self).items() if not (key in optional and value is None)}
+
+    @property
+    def digest(self) -> str:
+        """A hash of class names, class counts and configuration; the weights of the run carry it."""
+        config = {name: value for name, value in self.config.items() if name not in OF_THE_MACHINE}
+        known = [self.data.class_names, self.data.class_counts, config]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 def read_record(path: Path) -> RunRecord:
@@ -155,3 +166,8 @@ def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:
     if "calibration" in values:
         raise UserError(f"{path} is a calibration by an older longtail; calibrate its run again")
     return {**values, "data": data}
+
+
+def image_channels(splits: Splits) -> int:
+    """Colour channels of the images: images read from files are converted to RGB."""
+    return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3

@@ -12,8 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
-from longtail.core.files import replacing_folder
 from longtail.errors import UserError, choose
+from longtail.files.atomic import replacing_folder
 
 PREFIX = "released:"
 FOLDER = "LONGTAIL_RELEASED"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import nn
 
-from longtail.backbones.folding import folded
-from longtail.backbones.inference import BATCH
-from longtail.core.progress import QUIET, Display
+from longtail.backbones.inference import folded
 from longtail.data.augment import Transform
 from longtail.data.images import Images
-from longtail.data.loading import in_order, load
-from longtail.distributed.world import World
+from longtail.distributed import World
 from longtail.errors import UserError
+from longtail.files.progress import QUIET, Display
 from longtail.metrics.confidence import Predictions
 from longtail.metrics.scores import Metrics, score_predictions
+from longtail.outputs.batches import model_batches
+from longtail.outputs.inference import infer
+from longtail.outputs.loaders import ImageLoader
 
 
 def score(
@@ -28,31 +28,27 @@ def score(
     workers: int = 0,
     display: Display = QUIET,
 ) -> Metrics:
-    """The scores of a network on images; `group_counts` (K,) defines many-, medium- and few-shot classes.
+    """The scores of a network on images; `group_counts` (K,) defines many-, medium- and few-shot classes."""
+    return score_loader(model, ImageLoader(images, transform, world=world, workers=workers), group_counts, display)
 
-    The processes of `world` take whole batches in turn, so that the result does not depend on their
-    number; they exchange five numbers per image. Images that were skipped
-    as broken are left out.
+
+def score_loader(model: nn.Module, loader: ImageLoader, group_counts: np.ndarray, display: Display = QUIET) -> Metrics:
+    """The scores of a network on the images of a loader.
+
+    The processes exchange five numbers per image. Images that were skipped as broken are left out.
     """
-    plan = in_order(len(images), BATCH, rank=world.rank, world_size=world.size)
-    labels, found = images.labels.numpy(), []
-    network = folded(model)
-    with torch.no_grad(), (display if world.is_main else QUIET).task("evaluating", len(images)) as task:
-        for batch in load(images, transform, plan, workers=workers, device=world.device):
-            places = batch.indices.numpy()
-            logits = network(batch.images).float().cpu().numpy()
-            found.append((places, Predictions.of(logits, labels[places], int(places[0]))))
-            task.advance(len(places) * world.size)
-    return collect(found, labels, group_counts, world)
-
-
-def collect(
-    found: list[tuple[np.ndarray, Predictions]], labels: np.ndarray, group_counts: np.ndarray, world: World
-) -> Metrics:
-    """Join the parts (places, predictions) of all processes; each sample is counted once."""
-    parts = [part for of_process in world.gather(found) for part in of_process]
-    if not parts:
+    world, labels, predictions = loader.world, loader.images.labels.numpy(), []
+    network = folded(model).to(world.device)
+    with (display if world.is_main else QUIET).task("evaluating", len(loader.images)) as task:
+        for batch, outputs in infer(network, model_batches(loader.batches(), loader, network, world.device)):
+            assert batch.indices is not None
+            indices = batch.indices.numpy()
+            logits = outputs.logits.float().cpu().numpy()
+            predictions.append((indices, Predictions.of(logits, labels[indices], int(indices[0]))))
+            task.advance(len(indices) * world.size)
+    gathered = [one for of_process in world.gather(predictions) for one in of_process]
+    if not gathered:
         raise UserError("there are no samples to evaluate on")
-    places = np.concatenate([part[0] for part in parts])
-    order, first = np.unique(places, return_index=True)
-    return score_predictions(Predictions.joined([part[1] for part in parts]).take(first), labels[order], group_counts)
+    order, first = np.unique(np.concatenate([indices for indices, _ in gathered]), return_index=True)
+    joined = Predictions.joined([one for _, one in gathered])
+    return score_predictions(joined.take(first), labels[order], group_counts)

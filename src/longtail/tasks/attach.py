@@ -9,16 +9,16 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.extraction.batches import split_batch
-from longtail.extraction.reader import find
-from longtail.extraction.running import running
-from longtail.networks.attached import Attached, ScaleShift
-from longtail.networks.head import linear_layer
-from longtail.posthoc.base import AffinePostHoc, PostHoc
+from longtail.heads.attach import Attached, ScaleShift
+from longtail.heads.layers import linear_layer
+from longtail.outputs.batches import split_batch
+from longtail.outputs.inference import detect_head, inference_session
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.scale_and_shift import AffinePostHoc
 
 
 class Applied(nn.Module):
-    """A user's own method as a module: logits (N, K) to calibrated logits (N, K)."""
+    """A method of the user as a module: logits (N, K) to calibrated logits (N, K)."""
 
     def __init__(self, method: PostHoc) -> None:
         super().__init__()
@@ -48,17 +48,17 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
     check_is_fitted(method)
     classes = method.n_features_in_
     layer = _layer_of(method, classes)
-    place = None
+    path = None
     if batch is not None:
-        with running(model, "auto", alone=True) as ready:
-            head = find(ready.model, split_batch(batch, ready.model, ready.device))
+        with inference_session(model, "auto", alone=True) as session:
+            head = detect_head(session.model, split_batch(batch, session.model, session.device))
         if head.form != "logits":
             raise UserError(
-                f"{type(ready.model).__name__} returns the {head.form} of the output of {head.layers[0]}; "
+                f"{type(session.model).__name__} returns the {head.form} of the output of {head.layers[0]}; "
                 "use longtail.calibrate, which folds the method into that layer"
             )
-        place = head.place
-    attached = Attached(model, layer, classes, place)
+        path = head.path
+    attached = Attached(model, layer, classes, path)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     attached.calibration.to(device).requires_grad_(False).train(model.training)
     return attached
@@ -74,14 +74,14 @@ def _layer_of(method: PostHoc, classes: int) -> nn.Module:
             f"an attached method sees only logits ({error}); fit it on logits, method.fit(outputs.logits, "
             "outputs.labels), or choose a method that works on logits, such as MARC"
         ) from error
-    layer = _made(method, classes)
+    layer = _module_of(method, classes)
     with torch.no_grad():
         if not torch.allclose(layer(some).double(), expected.double(), rtol=1e-3, atol=1e-3):
             raise UserError(f"{type(method).__name__} as a layer does not give the same logits as its transform")
     return layer
 
 
-def _made(method: PostHoc, classes: int) -> nn.Module:
+def _module_of(method: PostHoc, classes: int) -> nn.Module:
     if isinstance(method, AffinePostHoc):
         return ScaleShift(torch.as_tensor(method.scale_), torch.as_tensor(method.shift_))
     if type(method).fold is PostHoc.fold and type(method).head is PostHoc.head:

@@ -9,23 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longtail.core.progress import Display
-from longtail.core.random_state import random_state_kept
+from longtail.distributed import World
 from longtail.errors import UserError
-from longtail.extraction.loaders import order_of
-from longtail.extraction.model import Gathered, Pass, run_over
-from longtail.extraction.reader import read
-from longtail.extraction.running import Running, running
-from longtail.extraction.selection import few_of, known_labels
+from longtail.files.arrays import random_state_kept
+from longtail.files.progress import Display
+from longtail.heads.find import Head, close, is_exact
+from longtail.heads.fold import folded_layers
+from longtail.heads.layers import with_layers
+from longtail.heads.sharded import refuse_copies_of_fsdp, whole
 from longtail.methods import build_posthoc
-from longtail.networks.head import with_layers
-from longtail.networks.head_account import alike, is_exact
-from longtail.networks.head_folding import folded_layers
-from longtail.networks.head_search import Head
-from longtail.networks.sharded import refuse_copies_of_fsdp, whole
-from longtail.outputs.writer import Rows
+from longtail.outputs.extract import Source
+from longtail.outputs.images_per_class import listed_labels
+from longtail.outputs.inference import HeadDetector, InferenceSession, forward, inference_session
+from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.fitting import chosen_images, fit_outputs, warn_if_all_is_known
+from longtail.posthoc.inputs import chosen_images, fit_outputs, warn_if_no_errors
 from longtail.posthoc.marc import MARC
 
 ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(model, method)"
@@ -115,29 +113,29 @@ def calibrate(
     method = build_posthoc(method or "marc", {}) if method is None or isinstance(method, str) else method
     display = Display(quiet=not progress)
     method.check_settings()
-    part = None
+    few = None
     if images_per_class != "all":
-        labels = known_labels(loader)
-        few = chosen_images(images_per_class, method, np.bincount(labels), seed)
-        loader, part = (loader, None) if few is None else few_of(loader, few, labels)
-    orders = [order_of(one) for one in (loader, validation)[: 1 if validation is None else 2]]
-    with running(model, device, shards=max(order.shards for order in orders)) as ready:
-        refuse_copies_of_fsdp(ready.model)
-        rows = Rows(np.dtype(np.float32))
-        check = partial(_require_foldable, method, ready.model)
-        seen = run_over(ready, loader, rows, head=head, check=check, display=display)
-        train = Gathered(ready, rows.joined(), orders[0], seen.head, class_counts, "train", part).outputs()
+        few = chosen_images(images_per_class, method, np.bincount(listed_labels(loader)), seed)
+    source, held_out_source = Source(loader, few), None if validation is None else Source(validation)
+    shards = max(source.info.shards, 1 if held_out_source is None else held_out_source.info.shards)
+    with inference_session(model, device, shards=shards) as session:
+        refuse_copies_of_fsdp(session.model)
+        detector = HeadDetector(session.model, head, check=partial(_require_foldable, method, session.model))
+        train = source.outputs(session, detector, "train", class_counts, display)
         held_out = None
-        if validation is not None:
-            rows = Rows(np.dtype(np.float32))
-            run_over(ready, validation, rows, known=seen.head, check=check, display=display)
-            counts = train.class_counts
-            held_out = Gathered(ready, rows.joined(), orders[1], seen.head, counts, "validation").outputs()
-        with torch.enable_grad():  # some methods train
-            fit_outputs(method, train, held_out, ready.world)
-            if ready.world.is_main:
-                warn_if_all_is_known(method, train)
-        return _folded(ready, seen, method), method
+        if held_out_source is not None:
+            same_head = HeadDetector(session.model, head=detector.head, check=detector.check)
+            held_out = held_out_source.outputs(session, same_head, "validation", train.class_counts, display)
+        fit_method(method, train, held_out, session.world)
+        return _folded(session, detector, method), method
+
+
+def fit_method(method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World) -> None:
+    """Fit a method on outputs; warns if the model makes no mistakes on them."""
+    with torch.enable_grad():  # some methods train
+        fit_outputs(method, train, validation, world)
+    if world.is_main:
+        warn_if_no_errors(method, train)
 
 
 def _require_foldable(method: PostHoc, model: nn.Module, head: Head) -> None:
@@ -155,21 +153,22 @@ def _require_foldable(method: PostHoc, model: nn.Module, head: Head) -> None:
         )
 
 
-def _folded(ready: Running, seen: Pass, method: PostHoc) -> nn.Module:
+def _folded(session: InferenceSession, detector: HeadDetector, method: PostHoc) -> nn.Module:
     """A copy of the model with the method folded into its weights; raises if its logits are not the method's."""
-    model, head = ready.model, seen.head
+    model, head = session.model, detector.head
+    assert head is not None
     old = [model.get_submodule(path) for path in head.layers]
     calibrated = with_layers(model, old, folded_layers(method.head, old, head.gains))
-    for few in seen.few:
+    for batch in detector.samples:
         with random_state_kept():
-            before = read(model, head, few)
+            before = forward(model, batch, head)
         with random_state_kept():
-            after = whole(head.place.read(calibrated(*few.inputs, **few.named)))
+            after = whole(head.path.logits(calibrated(*batch.args, **batch.kwargs)))
         expected = head.formed(method.transform(before.logits, before.features))
         exact = all(is_exact(cast(Tensor, numbers)) for numbers in (before.logits, *(layer.weight for layer in old)))
-        if not alike(after.cpu().double(), expected.cpu().double(), exact=exact):
+        if not close(after.cpu().double(), expected.cpu().double(), exact=exact):
             raise UserError(
                 f"{type(method).__name__} cannot be folded into {', '.join(head.layers)} of {type(model).__name__}: "
                 f"the new model would not give the logits of the method. Add the method after the model: {ATTACH}"
             )
-    return ready.restored(calibrated)
+    return session.restored(calibrated)

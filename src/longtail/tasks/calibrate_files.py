@@ -1,4 +1,4 @@
-"""Calibrates saved logits; no model is needed."""
+"""Calibrates saved logits, without their network."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from longtail.core.files import replacing_folder
-from longtail.core.tensors import write_tensors
-from longtail.distributed.world import SINGLE_PROCESS, World
+from longtail.distributed import SINGLE_PROCESS, World
+from longtail.files.atomic import replacing_folder
+from longtail.files.tensors import write_tensors
+from longtail.heads.layers import linear_layer
 from longtail.methods import describe_posthoc
-from longtail.networks.head import linear_layer
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.fitting import fit_outputs, warn_if_all_is_known
+from longtail.tasks.calibrate import fit_method
 from longtail.tasks.calibration import (
     CALIBRATED,
     HEAD_FILE,
@@ -44,11 +44,9 @@ def calibrate_files(
     If the file has the head, the calibrated head is written too.
     """
     require_free(out, overwrite=overwrite)
-    known, name = describe_posthoc(method, name)
+    described, name = describe_posthoc(method, name)
     validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
-    fit_outputs(method, train, validation, world)
-    if world.is_main:
-        warn_if_all_is_known(method, train)
+    fit_method(method, train, validation, world)
     if not world.is_main:
         return []
     fitted_on = validation if method.fitted_on_unseen else train
@@ -67,5 +65,5 @@ def calibrate_files(
             write_tensors(folder / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})
         write_scores(folder, scores, None)
         origin = FittedOn.of(fitted_on, validation if method.needs_validation else None)
-        write_calibration(folder, method, known, name, origin, None, fitted_on.class_names)
+        write_calibration(folder, method, described, name, origin, None, fitted_on.class_names)
     return scores

@@ -17,21 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from longtail.core.files import require_own, write_json
-from longtail.core.formats import FORMAT, format_of
-from longtail.core.records import as_record, read_json
 from longtail.errors import UserError
+from longtail.files.atomic import require_own, write_json
+from longtail.files.records import FORMAT, as_record, format_of, read_json
 from longtail.methods import PostHocMethod
 from longtail.metrics.intervals import Fallen, fallen_classes
 from longtail.metrics.scores import Metrics, predictions_of, score_predictions
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import AffinePostHoc, PostHoc
-from longtail.posthoc.candidates import Trial
-from longtail.posthoc.linear import LinearHead
-from longtail.posthoc.tempered import Tempered
+from longtail.posthoc.auto import Trial
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.scale_and_shift import AffinePostHoc
+from longtail.posthoc.solver.linear import LinearHead
 from longtail.runs import own_files
+from longtail.runs.folder import CALIBRATION_FILE
 
-CALIBRATION_FILE = "calibration.json"
 HEAD_FILE = "head.safetensors"
 CALIBRATED = "-calibrated.safetensors"
 KIND = "a calibration"
@@ -214,8 +213,8 @@ def _numbers(method: PostHoc) -> dict[str, Any]:
     """What was fitted; in `method_`, what the method inside fitted (of Auto, and before a temperature)."""
     fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
     numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
-    inner = method.method if isinstance(method, Tempered) else fitted.get("method_")
-    return {**numbers, "method_": {**_plain(inner), **_numbers(inner)}} if isinstance(inner, PostHoc) else numbers
+    inner = method.wrapped
+    return numbers if inner is None else {**numbers, "method_": {**_plain(inner), **_numbers(inner)}}
 
 
 def _plain(value: Any) -> Any:

@@ -1,14 +1,7 @@
-"""The cells of a comparison: one method with one seed, computed once and stored.
-
-OUT/runs/METHOD-seedN/                 stage-one runs
-OUT/cells/METHOD-seedN.json and .npz   scores, and the predictions on the test split
-
-Cells are small and do not depend on the machine: keep them in a repository without the runs, and add others later.
-"""
+"""The cells of a comparison: one entry with one seed, trained or calibrated, scored, and kept in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,21 +10,18 @@ from typing import Any, TypedDict
 import numpy as np
 
 from longtail.config import TrainConfig, comparable, differences, from_dict
-from longtail.core.files import replacing, write_json
-from longtail.core.formats import FORMAT, NewerFormat, format_of
-from longtail.core.locks import holding
-from longtail.core.provenance import provenance
-from longtail.core.reading import read_text, reading, require_small_archive
-from longtail.core.records import as_typed, read_json
+from longtail.data.splits import Splits
 from longtail.errors import UserError
-from longtail.extraction.run import Extractor
-from longtail.metrics.scores import evaluate_logits, evaluate_predictions
-from longtail.outputs.record import Outputs
-from longtail.posthoc.fitting import fit_outputs
+from longtail.files.atomic import holding, replacing, write_json
+from longtail.files.provenance import provenance
+from longtail.files.reading import read_text, reading, require_small_archive
+from longtail.files.records import FORMAT, NewerFormat, as_typed, format_of, read_json
+from longtail.metrics.scores import evaluate, evaluate_predictions
+from longtail.posthoc.inputs import fit_outputs
 from longtail.recipes import with_authors_settings
 from longtail.runs.folder import METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE, Run
 from longtail.runs.own_files import PASSING_FILES, remove_passing
-from longtail.runs.record import read_journal, scores_in
+from longtail.runs.record import SPLITS, read_journal, scores_in
 from longtail.tasks.entries import Entry
 from longtail.training.loop import train
 from longtail.training.plan import Plan
@@ -61,13 +51,24 @@ class Result(TypedDict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One method with one seed; everything a worker needs, in plain values."""
+    """One method with one seed; everything a worker needs, in plain values.
+
+    Args:
+        entry: the method.
+        seed: of the long tail, the validation split and the initial weights.
+        config: of the training run; its method and seed are replaced.
+        views: augmented passes over the training images for fitting post-hoc methods.
+        out: folder of the comparison.
+        images: split → digest of its images (see `image_digests`); None if the images are not at hand, and a stored
+            result is taken as it is.
+    """
 
     entry: Entry
     seed: int
     config: TrainConfig
     views: int
     out: Path
+    images: dict[str, str] | None = None
 
     @property
     def file(self) -> Path:
@@ -87,19 +88,18 @@ class Cell:
     def train_config(self) -> TrainConfig:
         """Of its stage-one run."""
         trained = self.entry.stage_one
-        own = replace(self.config, method=trained.name, options=dict(trained.options), seed=self.seed)
-        return with_authors_settings(own)
+        options = dict(trained.options)
+        return with_authors_settings(replace(self.config, method=trained.name, options=options, seed=self.seed))
 
     @property
     def is_trained(self) -> bool:
         return (self.run_folder / MODEL_FILE).is_file()
 
-    def identity(self) -> dict[str, Any]:
-        """What the result depends on; places on this machine are not part of it."""
-        return {"label": self.entry.label, "views": self.views, "config": comparable(self.train_config)}
-
     def read(self) -> Result | None:
-        """The stored result, None if missing or incomplete; raises if it belongs to another comparison."""
+        """The stored result; None if it is missing, incomplete or of other validation or test images.
+
+        Raises if it belongs to another comparison, or to a network that was trained on other images.
+        """
         try:
             values = read_json(self.file)
             if format_of(values, self.file) == 0:
@@ -108,10 +108,11 @@ class Cell:
             values = {"stage_one": self.entry.stage_one.label, "origin": {}, "class_names": [], **values}
             stored: Result = as_typed(Result, values, self.file)
             scores_in(stored["metrics"], self.file)
-            found = read_predictions(self.file.with_suffix(".npz"), len(stored["class_counts"]))
-            stored["metrics"] |= confusion_of(*found, stored["class_counts"])
-            known = stored["identity"]
-            before, views = from_dict(known["config"]), known["views"]
+            predictions = read_predictions(self.file.with_suffix(".npz"), len(stored["class_counts"]))
+            confusion = evaluate_predictions(*predictions, stored["class_counts"]).to_dict()
+            stored["metrics"] |= {name: value for name, value in confusion.items() if name.startswith("confusion")}
+            identity = stored["identity"]
+            config, views = from_dict(identity["config"]), identity["views"]
         except NewerFormat:
             raise
         except (UserError, KeyError, TypeError):  # an incomplete result is computed again
@@ -119,21 +120,31 @@ class Cell:
         entry = self.entry
         if [stored[name] for name in ("method", "family", "seed")] != [entry.label, entry.family, self.seed]:
             return None
-        own = self.identity()
-        changed = differences(before, from_dict(own["config"]))
-        if views != own["views"]:
-            changed.append(f"views: {views} → {own['views']}")
+        changed = differences(config, from_dict(comparable(self.train_config)))
+        if views != self.views:
+            changed.append(f"views: {views} → {self.views}")
         if changed:
             raise UserError(f"{self.out} holds another comparison ({'; '.join(changed)}); choose another --out")
-        return stored
+        images = identity.get("images")
+        if self.images is None or images is None or images == self.images:
+            return stored
+        if images.get("train") != self.images["train"]:
+            raise UserError(f"{self.file} was made with other training images than those at hand; choose another --out")
+        return None
 
     def images_seen(self) -> int:
         """How many training images the run of a stage-one cell has seen: by its steps, or its last evaluation."""
-        folder, found = self.run_folder, 0
+        folder, images = self.run_folder, 0
         with suppress(OSError, ValueError):  # training has not started, or the file is being written
-            found = int(read_text(folder / PROGRESS_FILE, "a number", most=100))
+            images = int(read_text(folder / PROGRESS_FILE, "a number", most=100))
         lines = read_journal(folder / METRICS_FILE)
-        return max(found, lines[-1].images) if lines else found
+        return max(images, lines[-1].images) if lines else images
+
+
+def image_digests(splits: Splits) -> dict[str, str]:
+    """Split → digest of its images; a cell stores them, so that one table never shows results on different images."""
+    every = {name: getattr(splits, name) for name in SPLITS}
+    return {name: images.digest for name, images in every.items() if images is not None}
 
 
 def train_cell(cell: Cell) -> Run:
@@ -144,6 +155,9 @@ def train_cell(cell: Cell) -> Run:
         changed = differences(Run.open(folder).config, config)
         if changed:
             raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
+        trained_on = Run.open(folder).record.data.splits["train"].digest
+        if cell.images and trained_on not in (None, cell.images["train"]):
+            raise UserError(f"{folder} was trained on other images than those at hand; choose another --out")
     if not cell.is_trained:
         train(config, folder, resume=exists, progress=False)
     elif any((folder / name).exists() for name in PASSING_FILES):  # killed right after its last write
@@ -154,20 +168,19 @@ def train_cell(cell: Cell) -> Run:
 
 def run_cell(cell: Cell) -> Result:
     """Compute one cell: write scores and test predictions, return the scores."""
-    run = train_cell(cell)
-    extractor = Extractor(run, root=cell.config.root, workers=cell.config.workers)
-    outputs = extractor.outputs("test")
+    run = train_cell(cell).using(root=cell.config.root, workers=cell.config.workers)
+    outputs = run.outputs("test")
     method = None
     if cell.entry.stage == 1:
         logits = outputs.rows().read(slice(None)).numpy()
     else:
         method = cell.entry.build(run)
-        fitted_on = None if method.fitted_on_unseen else extractor.outputs("train", views=cell.views)
-        validation = extractor.outputs("validation") if "validation" in run.split_sizes else None
+        fitted_on = None if method.fitted_on_unseen else run.outputs("train", views=cell.views)
+        validation = run.outputs("validation") if "validation" in run.split_sizes else None
         fit_outputs(method, fitted_on, validation)
         logits = np.asarray(method.transform(outputs))
     plan = Plan.of(run.config, run.split_sizes["train"], streams=cell.entry.streams)
-    metrics = evaluate_logits(logits, outputs.labels, run.group_counts).to_dict()
+    metrics = evaluate(logits, outputs.labels, run.group_counts).to_dict()
     result: Result = {
         "format": FORMAT,
         "method": cell.entry.label,
@@ -185,18 +198,19 @@ def run_cell(cell: Cell) -> Result:
         "class_names": list(run.class_names),
         "model": run.model_identity,
         "origin": {name: value for name, value in provenance().items() if name != "command"},
-        "identity": cell.identity(),
+        "identity": {
+            "label": cell.entry.label,
+            "views": cell.views,
+            "config": comparable(cell.train_config),
+            "images": image_digests(run.splits()),
+        },
     }
-    _write_predictions(cell.file.with_suffix(".npz"), logits, outputs)
+    with replacing(cell.file.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, predictions=logits.argmax(1).astype(np.int32), labels=outputs.labels)
     # The confusion matrix is computed from the predictions beside it; storing it would make the file much larger.
     kept = {name: value for name, value in metrics.items() if not name.startswith("confusion")}
     write_json(cell.file, {**result, "metrics": kept})
     return result
-
-
-def _write_predictions(path: Path, logits: np.ndarray, outputs: Outputs) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, predictions=logits.argmax(1).astype(np.int32), labels=outputs.labels)
 
 
 def read_predictions(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -204,16 +218,10 @@ def read_predictions(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
     with reading(path, "a file of predictions"):
         require_small_archive(path)
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            found: tuple[np.ndarray, np.ndarray] = file["predictions"], file["labels"]
-        for numbers in found:
-            if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not 0 < len(numbers) == len(found[0]):
+            predictions, labels = file["predictions"], file["labels"]
+        for numbers in (predictions, labels):
+            if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not 0 < len(numbers) == len(labels):
                 raise ValueError("it should hold two lists of class numbers, of equal length")
             if numbers.min() < 0 or numbers.max() >= classes:
                 raise ValueError(f"a class number is outside 0..{classes - 1}")
-    return found
-
-
-def confusion_of(predictions: np.ndarray, labels: np.ndarray, class_counts: Sequence[int]) -> dict[str, Any]:
-    """The confusion matrix of a cell, as `Metrics.to_dict` gives it."""
-    scores = evaluate_predictions(predictions, labels, class_counts).to_dict()
-    return {name: value for name, value in scores.items() if name.startswith("confusion")}
+    return predictions, labels

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from longtail.data.images import FileImages
-from longtail.data.open import open_splits
 from longtail.data.sources import find_data
-from longtail.data.splits import Splits
+from longtail.data.splits import Splits, open_splits
 from longtail.metrics.scores import shot_groups, shot_names
 from longtail.metrics.table import SHOTS
 from longtail.recipes import RECIPES
@@ -27,7 +26,7 @@ class ClassDistribution:
         class_counts: (K,) training images per class, with those that training holds out for validation. The same
             counts decide everywhere which classes are many-, medium- or few-shot.
         images: number of images in each split.
-        found: where the images were found, in one sentence.
+        source: where the images are, in one sentence.
         missing: image files that do not exist, although the counts include them.
     """
 
@@ -35,7 +34,7 @@ class ClassDistribution:
     class_names: tuple[str, ...]
     class_counts: np.ndarray
     images: dict[str, int]
-    found: str = ""
+    source: str = ""
     missing: int = 0
 
     @property
@@ -116,10 +115,10 @@ def distribution(
     name = str(data) if str(data) in RECIPES else splits.name
     counts = splits.group_counts.numpy()
     missing = _missing(splits)
-    found = splits.found()
+    source = splits.summary()
     if missing:
-        found += f"\n{len(missing):,} of these images do not exist; the first is {missing[0]}"
-    return ClassDistribution(name, splits.train.class_names, counts, sizes, found, len(missing))
+        source += f"\n{len(missing):,} of these images do not exist; the first is {missing[0]}"
+    return ClassDistribution(name, splits.train.class_names, counts, sizes, source, len(missing))
 
 
 def _missing(splits: Splits) -> list[Path]:

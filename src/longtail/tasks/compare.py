@@ -3,7 +3,8 @@
 All post-hoc methods on one stage-one method and seed calibrate the same network (softmax's, or that of the
 method named before the plus sign: `balanced-softmax+marc`); all stage-one methods
 take the same number of optimiser steps, with a full batch per stream of images. Hyper-parameters are chosen on the
-validation split, never on the test split. Finished cells are reused; interrupted ones are resumed.
+validation split, never on the test split. Finished cells are reused if they were made on the images at hand;
+interrupted ones are resumed.
 """
 
 from __future__ import annotations
@@ -11,26 +12,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from joblib import Parallel, delayed
 
 from longtail.config import TrainConfig
-from longtail.core.progress import Display, Task
-from longtail.core.text import clock
-from longtail.data.open import open_splits
-from longtail.distributed.world import find_device
+from longtail.data.splits import open_splits
+from longtail.distributed import find_device
 from longtail.errors import UserError, whole_number
+from longtail.files.progress import Display, Task
+from longtail.files.text import clock
 from longtail.metrics.table import SCORES
 from longtail.posthoc.base import PostHoc
-from longtail.tasks.cells import Cell, Result, run_cell
+from longtail.tasks.cells import Cell, Result, image_digests, run_cell
 from longtail.tasks.entries import Entry
 from longtail.training.defaults import recipe_for
 from longtail.training.plan import Plan
 from longtail.training.rehearsal import say_if_slow, seconds_of
 
-LOOK_SECONDS = 1.0
+UPDATE_SECONDS = 1.0
 
 
 def compare(
@@ -62,9 +64,17 @@ def compare(
     _check_numbers(seeds, views, jobs)
     config = recipe_for(config) if isinstance(config, str) else config
     display = display or Display(quiet=not progress)
-    cells = [Cell(entry, seed, config, views, Path(out)) for seed in seeds for entry in entries]
-    waiting = [cell for cell in cells if cell.read() is None]
+    digests = {seed: _digests(replace(config, seed=seed)) for seed in seeds}
+    cells = [Cell(entry, seed, config, views, Path(out), digests[seed]) for seed in seeds for entry in entries]
+    results = [cell.read() for cell in cells]
+    waiting = [cell for cell, result in zip(cells, results, strict=True) if result is None]
     display.line(f"{len(cells)} cells (a method with a seed each), {len(cells) - len(waiting)} of them already done")
+    if again := sum(cell.file.is_file() for cell in waiting):
+        display.line(f"{again} of them are computed again: they are incomplete, or made on other images")
+    if unchecked := sum(
+        "images" not in result["identity"] or digests[result["seed"]] is None for result in results if result
+    ):
+        display.line(f"{unchecked} of them could not be checked to be of the same images: the digests are missing")
     # Stage two needs the stage-one models it calibrates, even if they are not in the comparison.
     networks = {cell.run_folder: cell.stage_one for cell in waiting}
     first = [cell for cell in networks.values() if not cell.is_trained]
@@ -88,8 +98,7 @@ def compare(
 def _entries(methods: Sequence[str | PostHoc]) -> list[Entry]:
     entries = [Entry.of(method) for method in methods]
     labels = [entry.label for entry in entries]
-    repeated = sorted({label for label in labels if labels.count(label) > 1})
-    if repeated:
+    if repeated := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(f"{', '.join(repeated)} is listed twice")
     if not entries:
         raise UserError("a comparison needs at least one method")
@@ -105,6 +114,14 @@ def _check_numbers(seeds: Sequence[int], views: int, jobs: int) -> None:
         raise UserError("a comparison needs at least one seed")
     if len(set(seeds)) < len(seeds):
         raise UserError(f"a seed is listed twice: {', '.join(map(str, seeds))}")
+
+
+def _digests(config: TrainConfig) -> dict[str, str] | None:
+    """Digests of the images at hand; None without data, where finished cells can still be put into a table."""
+    try:
+        return image_digests(open_splits(config))
+    except UserError:
+        return None
 
 
 def images_to_see(config: TrainConfig, entries: Sequence[Entry], cells: Sequence[Cell]) -> int:
@@ -133,12 +150,12 @@ def watched(cells: Sequence[Cell], task: Task) -> Iterator[None]:
     """Update a progress bar with the images that the runs of these cells have seen, in whichever process they train."""
     ended = threading.Event()
 
-    def look() -> None:
-        while not ended.wait(LOOK_SECONDS):
+    def update() -> None:
+        while not ended.wait(UPDATE_SECONDS):
             with suppress(UserError):  # a damaged journal is reported by training itself
                 task.advance(sum(cell.images_seen() for cell in cells) - task.done)
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=update, daemon=True)
     thread.start()
     try:
         yield

@@ -8,23 +8,27 @@ balanced accuracy of the chosen one is given with its interval.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from longtail.core.text import percent, some_of
 from longtail.errors import UserError
+from longtail.files.atomic import write_json
+from longtail.files.records import FORMAT, as_record, read_json
+from longtail.files.text import percent, some_of
 from longtail.methods import POSTHOC_METHODS, candidate_title
-from longtail.metrics.intervals import Fallen, Interval, fallen_classes, paired_difference
+from longtail.metrics.intervals import Fallen, Interval, fallen_classes, paired_difference, show_difference
+from longtail.metrics.margins import State, describe_state
 from longtail.metrics.scores import Metrics, natural_accuracy
-from longtail.metrics.state import State, describe_state
 from longtail.outputs.record import Outputs
-from longtail.posthoc.candidates import Candidate, Trial, try_candidates
+from longtail.posthoc.auto import Candidate, Trial, try_candidates
 from longtail.posthoc.inputs import from_outputs
+from longtail.runs.folder import Run
 
-FEW_SAMPLES = 5  # fewer held-out samples of a class are pointed out,
-NOTED_POINTS = 1.0  # if a single one moves balanced accuracy by as many points
-FALLS = 0.3  # rank correlation of class size and mean margin from which margins are said to fall
+FEW_SAMPLES = 5  # fewer held-out samples of a class are mentioned,
+MENTIONED_POINTS = 1.0  # if a single one moves balanced accuracy by as many points
+FALLING = 0.3  # rank correlation of class size and mean margin above which margins fall with class size
 
 
 @dataclass(frozen=True)
@@ -89,48 +93,34 @@ class Diagnosis:
     @property
     def biased(self) -> bool:
         """Whether margins fall with class size and a method helps significantly."""
-        return self.helps and self.before.correlation["margins"] > FALLS
+        return self.helps and self.before.correlation["margins"] > FALLING
 
     def sentences(self) -> str:
         """The recommendation, in two sentences, and more if classes have very few or no held-out samples."""
-        return " ".join(filter(None, (self._recommendation(), self._caution(), self._unknown())))
-
-    @property
-    def _price(self) -> str:
-        """Top-1 if classes are as frequent as in training, before and after."""
-        after = next(one.natural for one in self.tried if one.name == self.nearest)
-        return f"top-1 at the training prior: {percent(self.tried[0].natural)} → {percent(after)}"
-
-    def _unknown(self) -> str:
-        """The classes of which nothing is known."""
-        if not self.missing:
-            return ""
-        return f"No held-out samples of class {some_of(self.missing)}: nothing is known of them."
-
-    def _caution(self) -> str:
-        """What a single sample changes, if classes have so few that it matters."""
+        sentences = [self._recommendation()]
         step = 100 / (self.fewest * self.classes)
-        if self.fewest >= FEW_SAMPLES or step < NOTED_POINTS:
-            return ""
-        who = "1 class has" if self.rare == 1 else f"{self.rare:,} classes have"
-        samples = "1 held-out sample" if self.fewest == 1 else f"{self.fewest} held-out samples"
-        return f"{who} only {samples}: a single sample moves balanced accuracy by {step:.1f} points."
+        if self.fewest < FEW_SAMPLES and step >= MENTIONED_POINTS:
+            classes = "1 class has" if self.rare == 1 else f"{self.rare:,} classes have"
+            samples = "1 held-out sample" if self.fewest == 1 else f"{self.fewest} held-out samples"
+            sentences.append(f"{classes} only {samples}: a single sample moves balanced accuracy by {step:.1f} points.")
+        if self.missing:
+            sentences.append(f"No held-out samples of class {some_of(self.missing)}: nothing is known of them.")
+        return " ".join(sentences)
 
     def _recommendation(self) -> str:
         margin = self.before.correlation["margins"]
-        sign = "Margins fall with class size" if margin > FALLS else "Margins do not fall clearly with class size"
-        low, high = (100 * (bound or 0) for bound in (self.gain.low, self.gain.high))
-        expected = f"{100 * self.gain.value:+.1f} points of balanced accuracy [{low:+.1f}, {high:+.1f}]"
-        title = POSTHOC_METHODS[self.nearest].title
-        first = f"{sign} (rank correlation {margin:+.2f})"
+        trend = "Margins fall with class size" if margin > FALLING else "Margins do not fall clearly with class size"
+        first = f"{trend} (rank correlation {margin:+.2f})"
         if self.biased:
             first = f"This classifier is long-tail biased: its margins fall with class size ({margin:+.2f})"
+        title = POSTHOC_METHODS[self.nearest].title
+        points, _, interval = show_difference(self.gain).partition(" ")
+        expected = f"{points} points of balanced accuracy {interval}".rstrip()
         if self.helps:
-            return (
-                f"{first}. Calibrate with {title}, {self.fitted}: expect {expected} on images like these "
-                f"({self._price})."
-            )
-        if high < 0:
+            after = next(one.natural for one in self.tried if one.name == self.nearest)
+            price = f"top-1 at the training prior: {percent(self.tried[0].natural)} → {percent(after)}"
+            return f"{first}. Calibrate with {title}, {self.fitted}: expect {expected} on images like these ({price})."
+        if (self.gain.high or 0) < 0:
             return (
                 f"{first}, and calibration would lower accuracy ({title}: {expected}). Keep the classifier unchanged."
             )
@@ -221,8 +211,44 @@ def _tried(candidate: Candidate, trial: Trial, held_out: Outputs) -> Tried:
 
 
 def _fitted(candidate: Candidate, train: Outputs | None) -> str:
-    if candidate.name == "logit-adjustment":
-        return "which needs the class counts alone"
-    if candidate.name == "halo":
+    if candidate.method.needs_validation:
         return "fitted on held-out images"
+    if not candidate.method.learns_from_seen:
+        return "which needs the class counts alone"
     return "fitted on training images" if train is not None else "fitted on held-out images"
+
+
+@dataclass(frozen=True)
+class TriedRecord:
+    """One method in a diagnosis file."""
+
+    method: str
+    log_likelihood: float
+    gain: Interval
+    natural: float
+
+
+@dataclass(frozen=True)
+class DiagnosisFile:
+    """What readers need of `diagnosis-SPLIT.json`; the file holds all of `Diagnosis.to_dict`."""
+
+    model: str
+    split: str
+    recommendation: str
+    tried: list[TriedRecord]
+
+
+def write_diagnosis(run: Run, diagnosis: Diagnosis) -> Path:
+    """Keep a diagnosis in the folder of its run, for the report."""
+    values = {"format": FORMAT, "model": run.model_identity, **diagnosis.to_dict()}
+    return write_json(run.folder / f"diagnosis-{diagnosis.split}.json", values)
+
+
+def read_diagnosis(run: Run) -> DiagnosisFile | None:
+    """The diagnosis in the folder of a run, on validation images if there is one; None if it is of other weights."""
+    for split in ("validation", "test"):
+        path = run.folder / f"diagnosis-{split}.json"
+        values = read_json(path) if path.is_file() else {}
+        if values.get("model") == run.model_identity:
+            return as_record(DiagnosisFile, values, path)
+    return None

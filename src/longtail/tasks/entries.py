@@ -1,7 +1,7 @@
 """The entries of a comparison, written as `softmax`, `marc`, `marc:solver=sgd` or `balanced-softmax+marc`.
 
-A stage-one method trains a network. A post-hoc method calibrates one: that of softmax, or of the stage-one
-method before the plus sign.
+A stage-one method trains a network. A post-hoc method calibrates one: that of softmax, or of the stage-one method
+before the plus sign.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Entry:
     """A method of the comparison with its options.
 
     Args:
-        name: in `longtail methods`, or the name of the class of a user's own method.
+        name: in `longtail methods`, or the name of the class of a user's method.
         options: as text.
-        own: a post-hoc method that is not in the table.
+        estimator: a post-hoc method given as an object.
         base: the stage-one method whose network a post-hoc method calibrates; None for softmax.
     """
 
     name: str
     options: tuple[tuple[str, str], ...] = ()
-    own: PostHoc | None = None
+    estimator: PostHoc | None = None
     base: Entry | None = None
 
     @classmethod
@@ -41,27 +41,30 @@ class Entry:
         """Read an entry; invalid names, options and values are refused now, not after hours of training."""
         if not isinstance(method, str):
             method.check_settings()
-            return cls._of_object(method)
+            defaults = type(method)().get_params()
+            changed = {key: value for key, value in method.get_params().items() if value != defaults[key]}
+            options = tuple((key, str(value)) for key, value in changed.items())
+            return cls(describe_posthoc(method)[1], options, method)
         first, *more = PLUS.split(method)
-        entry = cls._of_words(first)
+        entry = cls._of_text(first)
         if not more:
             return entry
         if len(more) > 1 or entry.stage != 1:
             raise UserError(f"{method!r} must be a stage-one method, a plus sign and a post-hoc method: cbs+marc")
-        second = cls._of_words(more[0])
+        second = cls._of_text(more[0])
         if second.stage != 2:
             raise UserError(f"{second.name} trains a network of its own, so it does not go on top of {entry.name}")
         return second if entry == BASE else cls(second.name, second.options, base=entry)
 
     @classmethod
-    def _of_words(cls, words: str) -> Entry:
-        name, _, rest = words.partition(":")
+    def _of_text(cls, text: str) -> Entry:
+        name, _, rest = text.partition(":")
         choose("method", name, (*TRAIN_METHODS, *POSTHOC_METHODS))
         pairs = []
         for item in filter(None, rest.split(",")):
             option, equals, value = item.partition("=")
             if not equals:
-                raise UserError(f"options of a method are written name=value, found {item!r} in {words!r}")
+                raise UserError(f"options of a method are written name=value, found {item!r} in {text!r}")
             pairs.append((option, value))
         entry = cls(name, tuple(pairs))
         if entry.stage == 2:
@@ -71,17 +74,10 @@ class Entry:
                 TRAIN_METHODS[name].build(build_backbone("digits", 1), torch.tensor([90, 9, 3]), dict(pairs))
         return entry
 
-    @classmethod
-    def _of_object(cls, method: PostHoc) -> Entry:
-        _, name = describe_posthoc(method)
-        usual = type(method)().get_params()
-        changed = tuple((key, str(value)) for key, value in method.get_params().items() if value != usual[key])
-        return cls(name, changed, method)
-
     def build(self, run: Run | None = None) -> PostHoc:
         """The post-hoc method, not fitted; with a run, it has the stage-two settings for the data of the run."""
-        if self.own is not None:
-            return unfitted(self.own)
+        if self.estimator is not None:
+            return unfitted(self.estimator)
         if run is None:
             return build_posthoc(self.name, dict(self.options))
         return build_posthoc_for(run, self.name, dict(self.options))
@@ -93,7 +89,7 @@ class Entry:
 
     @property
     def stage(self) -> int:
-        return 1 if self.own is None and self.name in TRAIN_METHODS else 2
+        return 1 if self.estimator is None and self.name in TRAIN_METHODS else 2
 
     @property
     def stage_one(self) -> Entry:
@@ -108,22 +104,22 @@ class Entry:
     @property
     def label(self) -> str:
         """Name for files and tables."""
-        own = "-".join([self.name, *(f"{name}={value}" for name, value in self.options)])
-        return f"{self.base.label}+{own}" if self.base else own
+        label = "-".join([self.name, *(f"{name}={value}" for name, value in self.options)])
+        return f"{self.base.label}+{label}" if self.base else label
 
     @property
-    def _known(self) -> TrainMethod | PostHocMethod:
+    def _description(self) -> TrainMethod | PostHocMethod:
         return TRAIN_METHODS[self.name] if self.stage == 1 else describe_posthoc(self.build())[0]
 
     @property
     def title(self) -> str:
-        shown = ", ".join(f"{name} {value}" for name, value in self.options)
-        own = f"{self._known.title} ({shown})" if shown else self._known.title
-        return f"{self.base.title} + {own}" if self.base else own
+        options = ", ".join(f"{name} {value}" for name, value in self.options)
+        title = f"{self._description.title} ({options})" if options else self._description.title
+        return f"{self.base.title} + {title}" if self.base else title
 
     @property
     def family(self) -> str:
-        return self._known.family
+        return self._description.family
 
 
 BASE = Entry("softmax")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longtail.core.files import write_json
-from longtail.core.formats import FORMAT
-from longtail.core.machine import WORKERS
-from longtail.core.progress import QUIET, Display
-from longtail.data.loading import resident
-from longtail.distributed.world import join
+from longtail.distributed import join
+from longtail.files.atomic import write_json
+from longtail.files.progress import QUIET, Display
+from longtail.files.provenance import WORKERS
+from longtail.files.records import FORMAT
 from longtail.metrics.scores import Metrics
 from longtail.runs.folder import Run
-from longtail.runs.score import score
+from longtail.runs.score import score_loader
 
 
 def evaluate_run(
@@ -29,29 +28,18 @@ def evaluate_run(
     Without a split: on test images or, if there are none, on validation images.
     """
     with join(device) as world:
-        run = Run.open(folder)
+        run = Run.open(folder).using(world, root=root, workers=workers, display=display)
         if split is None:
             split = run.scored_split or "test"
             if split != "test" and world.is_main:
                 display.line(f"there are no test images: scored on {run.split_sizes[split]:,} {split} images")
-        model = run.load_model()
-        splits = run.splits(root)
         world.require_alike(model=run.model_identity, split=split)
-        _, clean = run.transforms(splits)
-        images = resident(
-            run.images(split, splits),
-            clean,
-            world.device,
-            cache_gb=run.config.cache_gb,
-            workers=workers,
-            display=display if world.is_main else QUIET,
-        )
-        network = model.to(world.device)
-        metrics = score(network, images, clean, world, run.group_counts, workers=workers, display=display)
+        loader = run.loader(split)
+        metrics = score_loader(run.network, loader, run.group_counts, display)
         path = run.folder / f"metrics-{split}.json"
         if world.is_main:
-            skipped = len(images) - metrics.samples
-            known = {"format": FORMAT, "model": run.model_identity, "split": split, "skipped": skipped}
-            write_json(path, {**known, **metrics.to_dict()})
+            skipped = len(loader.images) - metrics.samples
+            origin = {"format": FORMAT, "model": run.model_identity, "split": split, "skipped": skipped}
+            write_json(path, {**origin, **metrics.to_dict()})
         world.barrier()
     return metrics, run, path

@@ -1,22 +1,22 @@
-"""The rows of a comparison as files: tidy CSV, JSON, Markdown and LaTeX in the paper's layout."""
+"""The rows of a comparison as tables: Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from longtail.core.files import write_json, write_text
-from longtail.core.formats import FORMAT
-from longtail.core.provenance import provenance
-from longtail.core.text import markdown_text, table_cell
-from longtail.metrics.intervals import FEWEST_SEEDS, Interval, fallen_text
+from longtail.files.atomic import write_json, write_text
+from longtail.files.provenance import provenance
+from longtail.files.records import FORMAT
+from longtail.files.text import markdown_text, table_cell
+from longtail.metrics.intervals import FEWEST_SEEDS, Interval, fallen_text, show_difference
 from longtail.metrics.table import MAIN_SCORES, SCORES, Score
 from longtail.tasks.cells import Result
 from longtail.tasks.entries import BASE
-from longtail.tasks.table_rows import FAMILIES, REFERENCES, Row
+from longtail.tasks.rows import FAMILIES, REFERENCES, Row
 
 VS_STAGE_ONE = "vs its stage one"  # heading for methods on top of another network than Softmax's
 
@@ -25,11 +25,11 @@ def write_tables(rows: list[Row], results: Sequence[Result], folder: Path, capti
     """Write results.csv (tidy), results.json, table.md and table.tex, with their provenance."""
     summary = [asdict(row) for row in rows]
     origin = {**provenance(), "seeds": ", ".join(str(seed) for seed in sorted({row["seed"] for row in results}))}
-    beside = "\n" + "".join(f"- {name}: {value}\n" for name, value in origin.items())
+    footer = "\n" + "".join(f"- {name}: {value}\n" for name, value in origin.items())
     return [
         write_text(folder / "results.csv", tidy_csv(results)),
         write_json(folder / "results.json", {"format": FORMAT, "caption": caption, **origin, "rows": summary}),
-        write_text(folder / "table.md", markdown(rows, caption) + beside),
+        write_text(folder / "table.md", markdown(rows, caption) + footer),
         write_text(folder / "table.tex", latex(rows, caption)),
     ]
 
@@ -49,13 +49,13 @@ def tidy_csv(results: Sequence[Result]) -> str:
 
 def ranks(rows: list[Row], score: Score) -> dict[str, int]:
     """Method → 0 for the best, 1 for the second best number as shown."""
-    known = {
+    values = {
         row.method: round(score.scaled(interval.value), score.digits)
         for row in rows
         if (interval := row.scores[score.name]) is not None
     }
-    best = sorted(set(known.values()), reverse=not score.lower_is_better)[:2]
-    return {method: best.index(value) for method, value in known.items() if value in best}
+    best = sorted(set(values.values()), reverse=not score.lower_is_better)[:2]
+    return {method: best.index(value) for method, value in values.items() if value in best}
 
 
 def show_interval(score: Score, interval: Interval | None, *, plus_minus: str = "±") -> str:
@@ -66,20 +66,32 @@ def show_interval(score: Score, interval: Interval | None, *, plus_minus: str = 
     return score.show(interval.value) + ("" if half is None else f" {plus_minus} {score.show(half)}")
 
 
-def show_difference(interval: Interval | None) -> str:
-    """`+1.2 [-0.2, +2.6]`, in points."""
-    if interval is None:
-        return ""
-    if interval.low is None or interval.high is None:
-        return f"{100 * interval.value:+.1f}"
-    return f"{100 * interval.value:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+def _score_cells(rows: list[Row], names: Iterable[str], marks: tuple[str, str], plus_minus: str) -> list[list[str]]:
+    """The scores of every row as text; `marks` are the formats of the best and the second best number of a score."""
+    formats = dict(enumerate(marks))
+    best = {name: ranks(rows, SCORES[name]) for name in names}
+    return [
+        [
+            formats.get(best[name].get(row.method, len(marks)), "{}").format(
+                show_interval(SCORES[name], row.scores[name], plus_minus=plus_minus)
+            )
+            for name in best
+        ]
+        for row in rows
+    ]
 
 
 def _settings(row: Row) -> str:
     """Trained numbers and chosen settings of stage two."""
-    parts = [] if row.parameters is None else [f"{row.parameters:,} numbers"]
-    parts += [f"{name} {', '.join(f'{value:g}' for value in values)}" for name, values in row.chosen.items()]
-    return "; ".join(parts)
+    settings = [] if row.parameters is None else [f"{row.parameters:,} numbers"]
+    settings += [f"{name} {', '.join(f'{value:g}' for value in values)}" for name, values in row.chosen.items()]
+    return "; ".join(settings)
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; all columns but the first are aligned right."""
+    head = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
+    return head + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def markdown(rows: list[Row], caption: str) -> str:
@@ -90,28 +102,20 @@ def markdown(rows: list[Row], caption: str) -> str:
     columns += ["Steps", "Images seen", "Stage two"]
     rule = "|---|" + "---:|" * (len(columns) - 2) + "---|"
     lines = [markdown_text(caption), "", "| " + " | ".join(columns) + " |", rule]
-    best = {name: ranks(rows, score) for name, score in SCORES.items()}
-    marks = {0: "**{}**", 1: "<u>{}</u>"}
     family = None
-    for row in rows:
+    for row, cells in zip(rows, _score_cells(rows, SCORES, ("**{}**", "<u>{}</u>"), "±"), strict=True):
         if row.family != family:
             family = row.family
             lines.append(f"| *{FAMILIES[family]}* |" + " |" * (len(columns) - 1))
-        cells = [
-            marks.get(best[name].get(row.method, 2), "{}").format(show_interval(score, row.scores[name]))
-            for name, score in SCORES.items()
-        ]
         cells += [show_difference(row.against.get(reference)) for reference in REFERENCES]
         cells += [show_difference(row.against.get(row.stage_one))] if on_top else []
         cells += [f"{row.steps:,}", f"{row.images:,}", _settings(row)]
         lines.append("| " + " | ".join([markdown_text(row.title), *cells]) + " |")
-    return "\n".join([*lines, "", *notes(rows), "", *_seed_values(rows), *_price(rows)]) + "\n"
-
-
-def _price(rows: list[Row]) -> list[str]:
-    """The classes that each calibration recognises less often than the network it calibrates."""
-    lines = [f"- {markdown_text(row.title)}: {markdown_text(fallen_text(row.fallen))}" for row in rows if row.fallen]
-    return ["", "Recognised less often than before, by more than their interval:", "", *lines] if lines else []
+    lines += ["", *notes(rows), "", *_seed_values(rows)]
+    fallen = [f"- {markdown_text(row.title)}: {markdown_text(fallen_text(row.fallen))}" for row in rows if row.fallen]
+    if fallen:
+        lines += ["", "Recognised less often than before, by more than their interval:", "", *fallen]
+    return "\n".join(lines) + "\n"
 
 
 def notes(rows: list[Row]) -> list[str]:
@@ -150,29 +154,23 @@ def _seed_values(rows: list[Row]) -> list[str]:
 
 def latex(rows: list[Row], caption: str) -> str:
     """A booktabs table in the paper's layout."""
-    shown = {name: SCORES[name] for name in MAIN_SCORES}
-    best = {name: ranks(rows, score) for name, score in shown.items()}
-    marks = {0: r"\textbf{%s}", 1: r"\underline{%s}"}
+    headings = [SCORES[name].heading for name in MAIN_SCORES]
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{_escape(caption)}}}",
-        rf"\begin{{tabular}}{{l{'c' * len(shown)}}}",
+        rf"\begin{{tabular}}{{l{'c' * len(headings)}}}",
         r"\toprule",
+        " & ".join(["Method", *headings]) + r" \\",
     ]
-    lines.append("Method & " + " & ".join(score.heading for score in shown.values()) + r" \\")
-    family = None
-    for row in rows:
+    family, marks = None, (r"\textbf{{{}}}", r"\underline{{{}}}")
+    for row, cells in zip(rows, _score_cells(rows, MAIN_SCORES, marks, r"$\pm$"), strict=True):
         if row.family != family:
             family = row.family
-            title = rf"\multicolumn{{{len(shown) + 1}}}{{l}}{{\emph{{{FAMILIES[family]}}}}} \\"
+            title = rf"\multicolumn{{{len(headings) + 1}}}{{l}}{{\emph{{{FAMILIES[family]}}}}} \\"
             lines += [r"\midrule", title]
-        numbers = [
-            marks.get(best[name].get(row.method, 2), "%s") % show_interval(score, row.scores[name], plus_minus=r"$\pm$")
-            for name, score in shown.items()
-        ]
-        lines.append(_escape(row.title) + " & " + " & ".join(numbers) + r" \\")
+        lines.append(" & ".join([_escape(row.title), *cells]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 

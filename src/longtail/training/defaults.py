@@ -20,9 +20,8 @@ import numpy as np
 from longtail.backbones.weights import backbone_of
 from longtail.config import DataConfig, TrainConfig, from_dict
 from longtail.data.images import DecodedImages, FileImages, Images, MemoryImages
-from longtail.data.open import open_splits
 from longtail.data.sources import SOURCES, find_data
-from longtail.data.splits import Splits
+from longtail.data.splits import Splits, open_splits
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
 
@@ -57,7 +56,7 @@ class Found:
         length = f"--epochs {config.epochs:g}" if config.epochs else f"--iterations {config.iterations}"
         start = f" --weights {config.weights}" if config.weights else ""
         return (
-            f"{self.splits.found()}; {colour}, about {self.side} pixels. Trained with --backbone {config.backbone}"
+            f"{self.splits.summary()}; {colour}, about {self.side} pixels. Trained with --backbone {config.backbone}"
             f"{start} --image-size {config.image_size} {augment} {length} --batch-size {config.batch_size} "
             f"--lr {config.lr:g}; give any of these options to change it"
         )

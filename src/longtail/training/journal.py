@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from longtail.config import TrainConfig, differences, to_dict
-from longtail.core.files import remove_unfinished
-from longtail.core.lines import append_line, keep_lines, read_lines
-from longtail.core.opening import open_own
 from longtail.data.splits import Splits
-from longtail.distributed.store import launch_id
-from longtail.distributed.world import World
+from longtail.distributed import World
 from longtail.errors import UserError, whole_number
+from longtail.files.atomic import remove_unfinished
+from longtail.files.reading import require_plain
+from longtail.files.records import append_line, keep_lines, read_lines
+from longtail.launch import launch_id
 from longtail.metrics.scores import Metrics
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import (
@@ -30,10 +30,11 @@ from longtail.runs.folder import (
     PROGRESS_FILE,
     RUN_FILE,
     Run,
-    write_model,
+    write_trained,
 )
 from longtail.runs.own_files import remove_passing, remove_run, require_only_runs, require_writable
-from longtail.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from longtail.training.checkpoint import load_checkpoint, save_checkpoint
+from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan
 from longtail.training.trackers import Tracker, build_trackers
 
@@ -106,8 +107,12 @@ class Journal:
                 remove_run(self.folder)
             Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
-        for tracker in () if self.finished else self.trackers:
-            tracker.start(self.folder, to_dict(self.config), state.step)
+        try:
+            for tracker in () if self.finished else self.trackers:
+                tracker.start(self.folder, to_dict(self.config), state.step)
+        except UserError:
+            self.forget_beginning()
+            raise
 
     def forget_beginning(self) -> None:
         """If training failed before its first checkpoint, remove everything that would block the corrected command."""
@@ -156,9 +161,8 @@ class Journal:
         if self.world.is_main and now - self._last_tick >= TICK_SECONDS:
             self._last_tick = now
             with suppress(OSError):  # a full disk stops the run when it writes a file that matters
-                handle = open_own(self.folder / PROGRESS_FILE, os.O_WRONLY)
-                with os.fdopen(handle, "wb", buffering=0) as file:
-                    file.write(f"{images:>20}\n".encode())
+                require_plain(self.folder / PROGRESS_FILE)
+                (self.folder / PROGRESS_FILE).write_text(f"{images}\n")
 
     def mean_loss(self) -> float:
         """Mean loss since the last record, over all processes; raises if it is not finite."""
@@ -204,7 +208,7 @@ class Journal:
     def finish(self, state: TrainState) -> None:
         """Write the final weights; the checkpoint is no longer needed."""
         if self.world.is_main:
-            write_model(self.folder / MODEL_FILE, state.model, {"step": state.step})
+            write_trained(self.folder, state.result, state.step)
             remove_passing(self.folder)
         self.world.barrier()
 

@@ -1,38 +1,65 @@
-"""Stage-one training: the loop, its evaluations and its checkpoints.
-
-Everything random in a step (images, augmentation, dropout) and its learning rate is computed from the seed and the
-step. Therefore an interrupted run continues bit for bit from its last checkpoint.
-"""
+"""Stopping between two steps, when a signal arrives."""
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
+from typing import Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from longtail.config import TrainConfig, comparable
-from longtail.core.locks import holding
-from longtail.core.opening import resolved
-from longtail.core.progress import QUIET, Display
-from longtail.core.text import clock
-from longtail.data.open import open_splits
-from longtail.distributed.world import World, join
+from longtail.data.splits import open_splits
+from longtail.distributed import World, join
 from longtail.errors import Interrupted, UserError
+from longtail.files.atomic import holding
+from longtail.files.progress import QUIET, Display
+from longtail.files.reading import resolved
+from longtail.files.text import clock
+from longtail.launch import handling, terminations
 from longtail.metrics.scores import Metrics
 from longtail.recipes import with_authors_settings
 from longtail.runs.score import score
 from longtail.training.defaults import recipe_for
 from longtail.training.journal import Journal
 from longtail.training.rehearsal import own_random_numbers, prepare, rehearse, say_if_slow
-from longtail.training.step import TrainingStep, compiled, take_step
-from longtail.training.stop import StopRequest
-from longtail.training.streams import Parts
+from longtail.training.step import Parts, TrainingStep, compiled, take_step
 from longtail.training.trackers import Tracker
 
+
+class StopRequest:
+    """Turns Ctrl-C, the scheduler's SIGTERM and a closed terminal into a request to stop after the current step."""
+
+    def __init__(self) -> None:
+        self._asked = 0  # the number of the signal
+
+    @contextmanager
+    def listening(self) -> Iterator[Self]:
+        """A block in which signals are requests; in a thread other than the main one the caller stops training."""
+        with handling(self._ask, signal.SIGINT, *terminations()):
+            yield self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+
+    def requested(self, world: World) -> int:
+        """The signal that any process received; 0 if none."""
+        if world.size == 1:
+            return self._asked  # without waiting for the device
+        counts = torch.zeros(2, device=world.device)
+        if self._asked:
+            counts[int(self._asked == signal.SIGTERM)] = 1
+        interrupted, terminated = world.sum(counts).tolist()
+        return signal.SIGTERM if terminated else signal.SIGINT if interrupted else 0
+
+
+LARGE_FOR_ADAMW = 0.02  # learning rate
 NOTE_EVERY = 20  # steps between readings of the loss, because each reading waits for the device
 
 
@@ -143,7 +170,7 @@ class Trainer:
         images = self.streams.validation
         if images is None:
             return None
-        model = self.state.model
+        model = self.state.result
         # Batch-norm statistics are those of rank 0, which are saved, in all parts of the result.
         self.world.broadcast(model.buffers())
         counts = self.splits.group_counts.numpy()
@@ -178,14 +205,16 @@ def train(
         resume: continue from the checkpoint in the folder, bit for bit.
         overwrite: replace a run in the folder.
         download: download CIFAR first if it is missing.
-        trackers: also log the scores of each evaluation to: tensorboard, mlflow, csv, or objects with the methods
-            of `longtail.training.trackers.Tracker`.
+        trackers: also log the scores of each evaluation to: tensorboard, mlflow, wandb, csv, or objects with
+            the methods of `longtail.training.trackers.Tracker`.
         progress: show a progress bar, in a terminal or a notebook.
         display: where progress is shown, instead of `progress`.
     """
     config = with_authors_settings(recipe_for(config) if isinstance(config, str) else config)
     if config.data == "places-lt" and config.weights is None:
         warnings.warn("the paper starts Places-LT from ImageNet weights: give them with --weights FILE", stacklevel=2)
+    if config.optimizer == "adamw" and config.lr >= LARGE_FOR_ADAMW:
+        warnings.warn(f"--lr {config.lr:g} is large for AdamW; about 0.001 is usual", stacklevel=2)
     display = display or Display(quiet=not progress)
     with join(config.device) as world, own_random_numbers(world.device):
         if download:

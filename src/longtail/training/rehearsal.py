@@ -9,20 +9,21 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig
-from longtail.core.progress import Display
-from longtail.data.open import image_side, open_splits
-from longtail.data.splits import Splits
-from longtail.distributed.world import World, join
+from longtail.data.splits import Splits, image_side, open_splits
+from longtail.distributed import World, join
 from longtail.errors import UserError, choose, is_out_of_memory
+from longtail.files.progress import Display
 from longtail.methods import TRAIN_METHODS
-from longtail.runs.network import build_network, image_channels
-from longtail.training.checkpoint import TrainState
+from longtail.networks.objective import Objective, defer
+from longtail.runs.network import build_network
+from longtail.runs.record import image_channels
+from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan
-from longtail.training.step import TrainingStep, new_optimizer, take_step
-from longtail.training.streams import Streams
+from longtail.training.step import Streams, TrainingStep, take_step
 
 MOST_STEPS = 6
 ENOUGH_SECONDS = 2.0  # seconds after which no further steps are measured
@@ -49,10 +50,27 @@ def prepare(config: TrainConfig, splits: Splits, world: World, display: Display)
     if config.weights:
         load_backbone(model.get_submodule("backbone"), Path(config.weights))
     model = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    objective = objective.to(world.device)
-    state = TrainState(model, objective, new_optimizer(model, objective, config))
+    objective = adapted(objective, config, splits.train.class_counts).to(world.device)
+    state = TrainState.new(model, objective, config)
     plan = Plan.of(config, len(splits.train), streams=len(streams.samplers), stages=objective.stages)
     return streams, state, plan
+
+
+def adapted(objective: Objective, config: TrainConfig, class_counts: Tensor) -> Objective:
+    """The objective of a method with the label smoothing and the deferred class weights of a configuration.
+
+    Raises if mixed images or label smoothing give soft targets to a loss that takes none.
+    """
+    soft = "--mix" if config.mix != "none" else "--label-smoothing" if config.label_smoothing else None
+    if soft and objective.one_class:
+        able = [name for name, method in TRAIN_METHODS.items() if not method.objective(class_counts).one_class]
+        reason = f"{config.method} takes no {soft}, because {objective.one_class}"
+        raise UserError(f"{reason}; use another --method: {', '.join(able)}")
+    if config.label_smoothing:
+        for module in objective.modules():
+            if hasattr(module, "label_smoothing"):
+                setattr(module, "label_smoothing", config.label_smoothing)  # noqa: B010
+    return objective if config.defer is None else defer(objective, class_counts, start=config.defer)
 
 
 def say_if_slow(config: TrainConfig, device: torch.device, display: Display) -> None:
@@ -83,7 +101,7 @@ def own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
 def rehearse(streams: Streams, state: TrainState, config: TrainConfig, plan: Plan, world: World) -> float:
     """Take a step on a copy of the network; returns the seconds that the steps from `state` on will take."""
     model, objective = copy.deepcopy((state.model, state.objective))
-    trial = TrainState(model, objective, new_optimizer(model, objective, config))
+    trial = TrainState.new(model, objective, config)
     step = TrainingStep(model, objective)
     times: list[tuple[float, float]] = []
     begin = time.monotonic()

@@ -1,4 +1,5 @@
-"""Trackers, which log the scores of a training run: TensorBoard, MLflow, a CSV file, or your own object.
+"""Trackers, which log the scores of a training run: TensorBoard, MLflow, Weights & Biases, a CSV file,
+or your own object.
 
 A tracker has three methods: `start`, once before the first step; `log`, after every evaluation;
 `finish`, at the end, also when training is interrupted. Only the first process has one.
@@ -7,13 +8,14 @@ A tracker has three methods: `start`, once before the first step; `log`, after e
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from longtail.core.files import write_text
-from longtail.core.reading import read_text, reading
 from longtail.errors import UserError, choose
+from longtail.files.atomic import write_text
+from longtail.files.reading import read_text, reading
 
 
 class Tracker(Protocol):
@@ -77,6 +79,39 @@ class MlflowTracker:
         self._mlflow.end_run()
 
 
+class WandbTracker:
+    """A run of Weights & Biases in project $WANDB_PROJECT; a resumed run continues the same one.
+
+    With WANDB_MODE=offline the numbers are written to RUN/wandb, and `wandb sync` uploads them later.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("Weights & Biases is not installed: pip install 'longtail[wandb]'") from error
+        self._wandb = wandb
+
+    def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
+        known = folder / "wandb-run.txt"
+        run_id = read_text(known, "the name of a run of Weights & Biases").strip() if known.is_file() else None
+        project = os.environ.get("WANDB_PROJECT", "longtail")
+        try:
+            self._run = self._wandb.init(
+                project=project, dir=str(folder), name=folder.name, id=run_id, resume="allow", config=settings
+            )
+        except self._wandb.errors.Error as error:
+            raise UserError(f"Weights & Biases: {error} WANDB_MODE=offline needs no account") from error
+        write_text(known, self._run.id + "\n")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        # Steps that are done again have the same numbers, and Weights & Biases ignores the repetition.
+        self._run.log(values, step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
 class CsvTracker:
     """One row per evaluation in RUN/metrics.csv."""
 
@@ -101,6 +136,7 @@ class CsvTracker:
 TRACKERS: dict[str, Callable[[], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "mlflow": MlflowTracker,
+    "wandb": WandbTracker,
     "csv": CsvTracker,
 }
 

@@ -1,4 +1,4 @@
-"""`longtail compare`: methods x seeds on one data set."""
+"""`longtail compare`: methods and seeds on one data set."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import tyro
 
-from longtail.cli.parsing import Output, parse
-from longtail.cli.starting_point import starting_point
+from longtail.cli.parsing import parse
+from longtail.cli.settings import Training, first_reading, starting_point
 from longtail.config import TrainConfig, describe
 from longtail.data.sources import name_of
 from longtail.errors import UserError
 
+PROGRAM = "longtail compare"
 HELP = """Compare methods on one data set over several seeds.
 
 longtail compare DATA --methods NAME … --out FOLDER [OPTIONS]
@@ -31,11 +32,10 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class Compare(Output):
+@dataclass(frozen=True, kw_only=True)
+class Compare(Training):
     """What to compare, and where to write it."""
 
-    settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     methods: tuple[str, ...]
     """Methods, as `longtail methods` lists them; options as in marc:solver=sgd; marc on cbs is cbs+marc."""
     out: Path
@@ -48,26 +48,27 @@ class Compare(Output):
     """Number of runs to work on in parallel."""
 
 
-def refuse_single(given: TrainConfig, start: TrainConfig) -> None:
+def refuse_single(settings: TrainConfig, start: TrainConfig) -> None:
     """Refuse options of a single run that a comparison takes as a list."""
     for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
-        if getattr(given, one) != getattr(start, one):
+        if getattr(settings, one) != getattr(start, one):
             raise UserError(f"--{one} is for a single run; a comparison takes --{several}")
 
 
-def main(arguments: list[str]) -> int:
-    start = starting_point(Compare, "compare", arguments)
-    default = Compare(settings=start.config, methods=tyro.MISSING, out=tyro.MISSING)
-    options = parse(Compare, start.words, "compare", HELP, default=default)
-    refuse_single(options.settings, start.config)
+def main(words: list[str]) -> int:
+    first = first_reading(Compare, words, PROGRAM, methods=(), out=Path())
+    start, found = starting_point(first, words, PROGRAM)
+    default = Compare(settings=start, methods=tyro.MISSING, out=tyro.MISSING)
+    options = parse(Compare, words, PROGRAM, HELP, default=default)
+    refuse_single(options.settings, start)
     from longtail.report.terminal import price_lines, terminal_table
     from longtail.tasks.compare import compare
-    from longtail.tasks.table_rows import summarise
+    from longtail.tasks.rows import summarise
     from longtail.tasks.tables import write_tables
 
     display = options.display()
-    if start.found:
-        display.line(start.found.sentence(options.settings))
+    if found:
+        display.line(found.sentence(options.settings))
     results = compare(
         options.settings,
         options.methods,

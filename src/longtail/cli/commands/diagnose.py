@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from longtail.cli.loading import loading
-from longtail.cli.parsing import Output, parse, refuse
-from longtail.core.machine import WORKERS
+from longtail.cli.parsing import Output, RunData, loading, parse, refuse
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,59 +35,74 @@ Examples:
 
 
 @dataclass(frozen=True)
+class RunOptions(RunData):
+    """Only for a run folder."""
+
+    split: Literal["validation", "test"] = "validation"
+    """Which held-out images."""
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Only for saved logits."""
+
+    train: Path | None = None
+    """Logits and labels of the training images."""
+    label_column: str | None = None
+    """Column of the labels in a CSV file, if it is not called label, labels, y or target."""
+
+
+@dataclass(frozen=True)
 class Diagnose(Output):
     """What to diagnose."""
 
     source: Annotated[Path, tyro.conf.Positional]
     """Folder of a finished run, or a file of held-out logits and labels."""
-    split: Literal["validation", "test"] = "validation"
-    """Run: which held-out images."""
-    train: Path | None = None
-    """File: logits and labels of the training images."""
-    root: str | None = None
-    """Run: folder of the data set, if it has moved since training."""
-    workers: int = WORKERS
-    """Run: processes that decode images read from files."""
+    run: tyro.conf.OmitArgPrefixes[RunOptions] = field(default_factory=RunOptions)
+    file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(Diagnose, arguments, "diagnose", HELP)
+def main(words: list[str]) -> int:
+    options = parse(Diagnose, words, "longtail diagnose", HELP)
     with loading():
-        from longtail.tasks.diagnose import diagnose
+        from longtail.runs.folder import Run
+        from longtail.tasks.diagnose import diagnose, write_diagnosis
 
+    outputs = _run_outputs(options) if options.source.is_dir() else _file_outputs(options)
+    diagnosis = diagnose(*outputs)
     if options.source.is_dir():
-        refuse(options, ("train",), options.source, "a run")
-        held_out, train = _of_run(options)
-    else:
-        held_out, train = _of_file(options)
-    diagnosis = diagnose(held_out, train)
+        write_diagnosis(Run.open(options.source), diagnosis)  # the report shows it
     show(options, diagnosis)
     return 0
 
 
-def _of_run(options: Diagnose) -> tuple[Outputs, Outputs | None]:
-    from longtail.extraction.run import Extractor
+def _run_outputs(options: Diagnose) -> tuple[Outputs, Outputs | None]:
+    """Outputs of the held-out and of the training images of a run."""
     from longtail.runs.folder import Run
 
-    run = Run.open(options.source)
-    if options.split not in run.split_sizes:
-        raise UserError(f"{options.source} has no {options.split} split; name another with --split")
-    extractor = Extractor(run, root=options.root, workers=options.workers, display=options.display())
-    return extractor.outputs(options.split), extractor.outputs("train", views=1)
+    refuse(options.file, "saved logits", options.source, "a run")
+    run, split = Run.open(options.source), options.run.split
+    if split not in run.split_sizes:
+        raise UserError(f"{options.source} has no {split} split; name another with --split")
+    run = run.using(root=options.run.root, workers=options.run.workers, display=options.display())
+    return run.outputs(split), run.outputs("train", views=1)
 
 
-def _of_file(options: Diagnose) -> tuple[Outputs, Outputs | None]:
+def _file_outputs(options: Diagnose) -> tuple[Outputs, Outputs | None]:
+    """Held-out and training outputs of files."""
     from longtail.outputs.readers import read_outputs
 
-    held_out = read_outputs(options.source, split="held-out", need_counts=options.train is None)
-    if options.train is None:
+    refuse(options.run, "run folders", options.source, "saved logits")
+    column, train_file = options.file.label_column, options.file.train
+    held_out = read_outputs(options.source, split="held-out", need_counts=train_file is None, label_column=column)
+    if train_file is None:
         return held_out, None
-    train = read_outputs(options.train)
+    train = read_outputs(train_file, label_column=column)
     return held_out.with_counts_of(train), train
 
 
 def show(options: Diagnose, diagnosis: Diagnosis) -> None:
-    """Print a diagnosis: scores, what each method would bring, and what to do."""
+    """Print the scores, the expected gain of each method, and the advice."""
     from rich.table import Table
 
     from longtail.methods import POSTHOC_METHODS
@@ -105,7 +118,7 @@ def show(options: Diagnose, diagnosis: Diagnosis) -> None:
         table.add_row(score.heading, score.show(getattr(metrics, score.name)))
     display = options.display()
     display.table(table)
-    display.table(_tried(diagnosis))
+    display.table(_trial_table(diagnosis))
     if diagnosis.fallen:
         title = POSTHOC_METHODS[diagnosis.nearest].title
         display.line(f"{title} lowers the accuracy of these classes: {fallen_text(diagnosis.fallen)}")
@@ -120,21 +133,22 @@ def show(options: Diagnose, diagnosis: Diagnosis) -> None:
     options.print_json(diagnosis.to_dict())
 
 
-def _tried(diagnosis: Diagnosis) -> Table:
+def _trial_table(diagnosis: Diagnosis) -> Table:
     from rich.table import Table
 
     from longtail.methods import POSTHOC_METHODS
+    from longtail.metrics.intervals import show_difference
     from longtail.metrics.table import SCORES
-    from longtail.report.terminal import ARROW, gain_text
+    from longtail.report.terminal import ARROW
 
     table = Table("method", title="what calibration would bring, on samples that no fit has seen")
     for heading in ("log-\nlikelihood", "gain in balanced\naccuracy (points)", "top-1 at\ntraining prior"):
         table.add_column(heading, justify="right", no_wrap=True)
     for tried in diagnosis.tried:
         mark = " ←" if tried.name == diagnosis.method else ""
-        gain = "" if tried.name == "softmax" else gain_text(tried.gain)
+        gain = "" if tried.name == "softmax" else show_difference(tried.gain)
         price = SCORES["natural"].show(tried.natural)
         table.add_row(f"{tried.title}{mark}", f"{tried.likelihood:.4f}", gain, price)
     tail = POSTHOC_METHODS[diagnosis.nearest].title
-    table.caption = f"{ARROW}\n{tail}, the tail half of the classes: {gain_text(diagnosis.tail_gain)}"
+    table.caption = f"{ARROW}\n{tail}, the tail half of the classes: {show_difference(diagnosis.tail_gain)}"
     return table

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from longtail.cli.loading import loading
-from longtail.cli.parsing import Output, parse
+from longtail.cli.parsing import Output, loading, parse
 from longtail.recipes import RECIPES
 
 HELP = f"""Show the class distribution of a data set before any training.
@@ -44,21 +43,22 @@ class Distribution(Output):
     """Also draw the distribution into this PNG file."""
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(Distribution, arguments, "distribution", HELP)
+def main(words: list[str]) -> int:
+    options = parse(Distribution, words, "longtail distribution", HELP)
     with loading():
-        from longtail.report.distribution import write_plot
-        from longtail.report.extra import DRAWING, require
+        from longtail.report.distribution import DRAWING, require, write_plot
         from longtail.report.terminal import distribution_table
         from longtail.tasks.class_distribution import distribution
 
     if options.plot:
         require("--plot", DRAWING)
-    found = distribution(options.data, options.root, path_column=options.path_column, label_column=options.label_column)
+    result = distribution(
+        options.data, options.root, path_column=options.path_column, label_column=options.label_column
+    )
     display = options.display()
-    display.table(distribution_table(found))
+    display.table(distribution_table(result))
     if options.plot:
-        write_plot(found, options.plot)
+        write_plot(result, options.plot)
         display.line(f"written: {options.plot}")
-    options.print_json(found.to_dict())
+    options.print_json(result.to_dict())
     return 0

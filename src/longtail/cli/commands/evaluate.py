@@ -8,9 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from longtail.cli.loading import loading
-from longtail.cli.parsing import Output, parse
-from longtail.core.machine import WORKERS
+from longtail.cli.parsing import Output, RunData, loading, parse
 
 HELP = """Score a trained model on one split of its data.
 
@@ -26,25 +24,21 @@ Examples:
 
 
 @dataclass(frozen=True)
-class Evaluate(Output):
+class Evaluate(Output, RunData):
     """Which model, on what."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of a finished run, or of a calibrated model."""
     split: Literal["test", "validation", "train"] | None = None
     """Which images: test or, if there are none, validation; do not choose settings on test images."""
-    root: str | None = None
-    """Folder of the data set, if it has moved since training."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
-    workers: int = WORKERS
-    """Processes that decode images read from files."""
     all: bool = False
     """Print every class, not only the first and last of many."""
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(Evaluate, arguments, "evaluate", HELP)
+def main(words: list[str]) -> int:
+    options = parse(Evaluate, words, "longtail evaluate", HELP)
     with loading():
         from longtail.report.terminal import metrics_table
         from longtail.tasks.evaluate import evaluate_run

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from longtail.cli.loading import loading
-from longtail.cli.parsing import Output, parse
+from longtail.cli.parsing import Output, loading, parse
 
 HELP = """Write a trained model, plain or calibrated, for another program.
 
@@ -48,8 +47,8 @@ class Export(Output):
     """Replace what is there."""
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(Export, arguments, "export", HELP)
+def main(words: list[str]) -> int:
+    options = parse(Export, words, "longtail export", HELP)
     with loading():
         from longtail.exports import export
 

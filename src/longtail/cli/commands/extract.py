@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from longtail.cli.loading import loading
-from longtail.cli.parsing import Output, parse
-from longtail.core.machine import WORKERS
+from longtail.cli.parsing import Output, RunData, loading, parse
 
 if TYPE_CHECKING:
-    from longtail.data.imbalance import Few
+    from longtail.data.imbalance import ClassSubsample
     from longtail.runs.folder import Run
 
 HELP = """Run a trained model once over a split and keep features, logits and labels.
@@ -30,7 +28,7 @@ Examples:
 
 
 @dataclass(frozen=True)
-class Extract(Output):
+class Extract(Output, RunData):
     """Which model, on what."""
 
     run: Annotated[Path, tyro.conf.Positional]
@@ -49,44 +47,41 @@ class Extract(Output):
     """Type of the stored features and logits."""
     no_logits: bool = False
     """Store no logits; they are computed from the features when needed. Above 1 GB of logits this is the default."""
-    root: str | None = None
-    """Folder of the data set, if it has moved since training."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
-    workers: int = WORKERS
-    """Processes that decode images read from files."""
     overwrite: bool = False
     """Replace the file if it exists."""
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(Extract, arguments, "extract", HELP)
+def main(words: list[str]) -> int:
+    options = parse(Extract, words, "longtail extract", HELP)
     with loading():
-        from longtail.distributed.world import join
+        from longtail.distributed import join
         from longtail.errors import UserError
-        from longtail.extraction.run import Extractor
         from longtail.runs.folder import Run
+        from longtail.runs.outputs import outputs_path, write_outputs
 
     display = options.display()
     with join(options.device) as world:
-        run = Run.open(options.run)
-        extractor = Extractor(run, world, root=options.root, workers=options.workers, display=display)
-        few = _chosen(options, run)
-        path = options.out or extractor.path(options.split, options.views, few)
+        run = Run.open(options.run).using(world, root=options.root, workers=options.workers, display=display)
+        few = _subsample(options, run)
+        path = options.out or outputs_path(run, options.split, options.views, few)
         if path.exists() and not options.overwrite:
             raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
         keep_logits = False if options.no_logits else None
-        extractor.write(options.split, path, views=options.views, few=few, dtype=options.dtype, keep_logits=keep_logits)
+        write_outputs(
+            run, options.split, path, views=options.views, few=few, dtype=options.dtype, keep_logits=keep_logits
+        )
     display.line(f"written: {path}")
     options.print_json({"outputs": str(path)})
     return 0
 
 
-def _chosen(options: Extract, run: Run) -> Few | None:
+def _subsample(options: Extract, run: Run) -> ClassSubsample | None:
     """Which training images to run; scikit-learn is imported only if they are not all."""
     if options.images_per_class == "all":
         return None
-    from longtail.posthoc.fitting import chosen_images
+    from longtail.posthoc.inputs import chosen_images
     from longtail.posthoc.marc import MARC
 
     return chosen_images(options.images_per_class, MARC(), run.class_counts, options.seed)

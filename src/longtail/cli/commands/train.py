@@ -6,20 +6,22 @@ import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
-from longtail.cli.loading import loading
-from longtail.cli.parsing import Output, parse
-from longtail.cli.starting_point import Start, starting_point
-from longtail.cli.words import value_of
-from longtail.config import TrainConfig
-from longtail.core.text import command_on
+from longtail.cli.parsing import loading, parse
+from longtail.cli.settings import Training, first_reading, starting_point
 from longtail.data.sources import SOURCES
-from longtail.distributed.environment import number_of
 from longtail.errors import EXIT_SIGNAL, Interrupted, UserError
+from longtail.files.text import command_on
+from longtail.launch import number_of
 from longtail.recipes import RECIPES
 
+if TYPE_CHECKING:
+    from longtail.training.defaults import Found
+
+PROGRAM = "longtail train"
 LAYOUTS = "\n".join(f"  {name:<14}{source.layout}" for name, source in SOURCES.items())
 HELP = f"""Train a classifier on long-tailed images (stage one).
 
@@ -46,11 +48,10 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class Train(Output):
+@dataclass(frozen=True, kw_only=True)
+class Train(Training):
     """What to train, and where to write it."""
 
-    settings: tyro.conf.OmitArgPrefixes[TrainConfig]
     out: Path
     """Folder of the run; made if it does not exist."""
     resume: bool = False
@@ -60,36 +61,35 @@ class Train(Output):
     download: bool = False
     """Fetch CIFAR from its page first if it is not below --root."""
     tracker: tuple[str, ...] = ()
-    """Also log the scores of each evaluation to: tensorboard, mlflow, csv."""
-    tensorboard: bool = False
-    """The same as --tracker tensorboard."""
+    """Also log the scores of each evaluation to: tensorboard, mlflow, wandb, csv."""
 
 
-def main(arguments: list[str]) -> int:
-    with _together(arguments):
-        start = starting_point(Train, "train", arguments)
-        options = parse(Train, start.words, "train", HELP, default=Train(settings=start.config, out=tyro.MISSING))
-        return run(options, start)
+def main(words: list[str]) -> int:
+    first = first_reading(Train, words, PROGRAM, out=Path())
+    with _joined(first.settings.device):
+        start, found = starting_point(first, words, PROGRAM)
+        options = parse(Train, words, PROGRAM, HELP, default=Train(settings=start, out=tyro.MISSING))
+        return _train(options, found)
 
 
-def _together(arguments: list[str]) -> AbstractContextManager[object]:
+def _joined(device: str) -> AbstractContextManager[object]:
     """Several processes join before they open images: if one of them finds none, all stop at once."""
     if number_of("WORLD_SIZE", 1) == 1:
         return nullcontext()  # torch is not needed yet
-    from longtail.distributed.world import join
+    from longtail.distributed import join
 
-    return join(value_of(arguments, "--device") or "auto")
+    return join(device)
 
 
-def run(options: Train, start: Start) -> int:
+def _train(options: Train, found: Found | None) -> int:
     if options.resume and options.overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give only one of them")
     with loading():
         from longtail.training.loop import train
 
     display = options.display()
-    if start.found:
-        display.line(start.found.sentence(options.settings))
+    if found:
+        display.line(found.sentence(options.settings))
     try:
         metrics = train(
             options.settings,
@@ -97,7 +97,7 @@ def run(options: Train, start: Start) -> int:
             resume=options.resume,
             overwrite=options.overwrite,
             download=options.download,
-            trackers=(*options.tracker, *(["tensorboard"] if options.tensorboard else [])),
+            trackers=options.tracker,
             display=display,
         )
     except Interrupted as stop:

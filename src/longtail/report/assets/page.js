@@ -152,7 +152,7 @@ function drawConfusion(id, title, values) {
     hovertemplate: "%{text}: %{z} %<extra></extra>", colorbar: { title: { text: "%" }, thickness: 10 },
   }], {
     title: { text: title, font: { size: 13 } }, hovermode: "closest", margin: { l: 30, r: 10, t: 40, b: 30 },
-    xaxis: { ...axis("taken for, head → tail", fits ? byId(id).clientWidth - 180 : 0), autotickangles: [0, -90] },
+    xaxis: { ...axis("predicted class, head → tail", fits ? byId(id).clientWidth - 180 : 0), autotickangles: [0, -90] },
     yaxis: { ...axis("true class, head → tail", byId(id).clientHeight - (fits ? 180 : 140)), autorange: "reversed" },
   });
 }

@@ -1,1 +1,0 @@
-"""Used by all other packages: files, arrays, progress, text."""

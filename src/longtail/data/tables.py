@@ -1,0 +1,213 @@
+"""What the names of files, splits, columns and classes mean: how images, tables and their labels are recognised."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from longtail.errors import UserError, choose
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS_TRIED = (",", ";", "\t")  # spreadsheets of many countries write semicolons
+LINES_TRIED = 20
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+SPLITS = tuple(SPLIT_NAMES)
+PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath", "img")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category", "class_name", "y")
+SPLIT_COLUMN = "split"
+MAX_LABEL_DIGITS = 18  # so that a label fits into 64 bits
+MAX_CLASSES_PER_IMAGE, FREE_CLASSES = 10, 1000  # a list may have this many classes per image, and this many more
+# Words that say nothing about a split: Test-Images, train_set, images_val, Validation data.
+FILLER = r"(?:data ?sets?|sets?|images?|imgs?|data|split|samples|photos|pictures)"
+SPLIT_WORD = re.compile(rf"(?:{FILLER}[\s_.-]+)*([a-z]+?)(?:[\s_.-]*{FILLER})*")
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file has the suffix of an image and is not hidden."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file has the suffix of a table of images."""
+    return path.suffix.lower() in DELIMITERS
+
+
+def split_of(name: str) -> str | None:
+    """The split that a name means, in lower or upper case, also with a word such as "set" or "images".
+
+    >>> split_of("Training"), split_of("val"), split_of("Test-Images"), split_of("cats")
+    ('train', 'validation', 'test', None)
+    """
+    word = SPLIT_WORD.fullmatch(name.strip().lower())
+    return next((split for split, names in SPLIT_NAMES.items() if word and word[1] in names), None)
+
+
+def one_each(named: Iterable[tuple[str, Path]], where: Path) -> dict[str, Path]:
+    """Split → path; two paths of one split are an error, because one of them would be ignored silently."""
+    paths: dict[str, Path] = {}
+    for split, path in named:
+        if split in paths:
+            raise UserError(f"{where} has two {split} splits, {paths[split].name} and {path.name}; rename one of them")
+        paths[split] = path
+    return paths
+
+
+def held_out_beside(path: Path) -> dict[str, Path]:
+    """The held-out files beside a file of training images: `x_train.txt` has `x_val.txt` and `x_test.txt`."""
+    word = re.compile(r"(?<![a-z])(training|train)(?![a-z])", re.IGNORECASE)
+    if not word.search(path.stem):
+        return {}
+    before, after = word.split(path.stem, maxsplit=1)[::2]
+    sibling = re.compile(re.escape(before) + r"([a-z]+)" + re.escape(after), re.IGNORECASE)
+    held_out = []
+    for other in sorted(path.parent.glob(f"*{path.suffix}")):
+        match = sibling.fullmatch(other.stem)
+        split = split_of(match[1]) if match else None
+        if split and split != "train":
+            held_out.append((split, other))
+    return one_each(held_out, path.parent)
+
+
+def delimiter_of(lines: list[str], usual: str) -> str:
+    """What divides the cells: the first that divides each of the first lines into equally many, two or more."""
+    first = [line for line in lines if line.strip()][:LINES_TRIED]
+    for delimiter in (usual, *DELIMITERS_TRIED):
+        sizes = {len(row) for row in csv.reader(first, delimiter=delimiter)}
+        if len(sizes) == 1 and min(sizes) > 1:
+            return delimiter
+    return usual
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """The columns of paths (or images) and labels as the user names them; None: by the usual names."""
+
+    path: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The positions of the columns of paths (or images) and labels, and their names if there is a header."""
+
+    path: int
+    label: int
+    names: tuple[str, str] | None = None
+
+    def describe(self, file: str, *more: str) -> str:
+        """A file and the columns that are read, for the line about the splits."""
+        if not self.names:
+            return file
+        *first, last = map(repr, (*self.names, *more))
+        return f"{file}, columns {', '.join(first)} and {last}"
+
+
+def named_columns(
+    header: Sequence[str], given: ColumnNames, file: Path, path_columns: Sequence[str] = PATH_COLUMNS
+) -> Columns:
+    """Columns of paths and labels in a header; if one of two columns is recognised, the other is the other one."""
+    path = _named(header, given.path, path_columns, file)
+    label = _named(header, given.label, LABEL_COLUMNS, file)
+    if path is None and label is None:
+        raise unclear_columns(file, header)
+    if len(header) == 2 and label is not None and path is None:
+        path = 1 - label
+    elif len(header) == 2 and path is not None and label is None:
+        label = 1 - path
+    hint = f"NAME (columns: {', '.join(header)[:200]})"
+    if path is None:
+        raise UserError(f"{file} has no column {path_columns[0]!r}; say which it is with --path-column {hint}")
+    if label is None:
+        raise UserError(f"{file} has no column 'label'; say which it is with --label-column {hint}")
+    if path == label:
+        raise UserError(f"{file}: paths and labels cannot both be in the column {header[path]!r}")
+    return Columns(path, label, (header[path], header[label]))
+
+
+def unclear_columns(file: Path, first_row: Sequence[str]) -> UserError:
+    """The error about a table whose columns have unusual names, or that has no header."""
+    return UserError(
+        f"{file}: which of its {len(first_row)} columns hold paths and labels? Its first row: "
+        f"{', '.join(first_row)[:200]}; name them with --path-column NAME --label-column NAME, or call them path and "
+        "label in a header"
+    )
+
+
+def _named(header: Sequence[str], given: str | None, usual: Sequence[str], file: Path) -> int | None:
+    """The column of the given name, or the first with a usual name; capital letters do not matter."""
+    names = [name.lower() for name in header]
+    if given is None:
+        return next((names.index(name) for name in usual if name in names), None)
+    if given.lower() not in names:
+        choose(f"column of {file}", given, header)
+    return header.index(given) if given in header else names.index(given.lower())
+
+
+Where = Callable[[int], str]
+"""From the number of a row to its name in error messages."""
+
+
+def splits_of(words: Sequence[str], where: Where) -> np.ndarray:
+    """The split that each word of a column means, (N,)."""
+    splits = {word: split_of(word) for word in set(words)}
+    for row, word in enumerate(words):
+        if splits[word] is None:
+            raise UserError(f"{where(row)}: the split {word!r} is none of train, validation, test")
+    return np.array([splits[word] for word in words])
+
+
+def labels_of_numbers(
+    numbers: np.ndarray, class_names: tuple[str, ...] | None, where: Where
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels (N,) int64 that are 0..K-1 already, and the class names; K is the largest + 1 unless names are given."""
+    largest = int(numbers.argmax())
+    if class_names is None and numbers[largest] >= MAX_CLASSES_PER_IMAGE * len(numbers) + FREE_CLASSES:
+        raise UserError(
+            f"{where(largest)}: label {numbers[largest]} would make {int(numbers[largest]) + 1:,} classes of "
+            f"{len(numbers):,} images; labels are numbered from 0 to K - 1 without large gaps"
+        )
+    names = class_names or tuple(str(label) for label in range(int(numbers[largest]) + 1))
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
+    if len(wrong):
+        last = len(names) - 1 if class_names else ""
+        raise UserError(f"{where(int(wrong[0]))}: label {numbers[wrong[0]]} is outside 0..{last}")
+    return numbers.astype(np.int64), names
+
+
+def labels_of_names(
+    words: Sequence[str], class_names: tuple[str, ...] | None, where: Where
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels (N,) int64 and class names, which are in alphabetical order unless they are given."""
+    names = class_names or tuple(sorted(set(words)))
+    numbers = {name: label for label, name in enumerate(names)}
+    for row, word in enumerate(words):
+        if word not in numbers:
+            raise UserError(f"{where(row)}: the training set has no class {word!r}")
+    return np.array([numbers[word] for word in words], np.int64), names
+
+
+def is_whole_number(word: str) -> bool:
+    return word.removeprefix("-").isdecimal()
+
+
+def labels_of_words(
+    words: Sequence[str], class_names: tuple[str, ...] | None, where: Where
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels of text: as numbers if all are numbers (and given class names are numbers too), else as names."""
+    by_number = class_names is None or class_names == tuple(str(label) for label in range(len(class_names)))
+    if not by_number or not all(map(is_whole_number, words)):
+        return labels_of_names(words, class_names, where)
+    for row, word in enumerate(words):
+        if len(word) > MAX_LABEL_DIGITS:
+            raise UserError(f"{where(row)}: label {word[:MAX_LABEL_DIGITS]}… is too large")
+    return labels_of_numbers(np.array([int(word) for word in words], np.int64), class_names, where)

@@ -1,1 +1,0 @@
-"""Several processes that work together, started by torchrun."""

@@ -1,0 +1,1 @@
+"""Used by all other packages: whole files or none, locks, reading of untrusted files, arrays, progress, text."""

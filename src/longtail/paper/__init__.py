@@ -1,0 +1,1 @@
+"""The tables and figures of the MARC paper, made anew beside the paper's numbers."""

@@ -1,0 +1,171 @@
+"""Probe: embeddings in, a linear head for long-tailed classes out.
+
+Features x come from a backbone that was never trained on these samples. One ridge head eta = W x + b is fitted with
+natural class weights (see `ridge_head`); its metric and ridge are those that explain held-out samples best, half-way
+between head and tail (see `choice`). Then
+
+    logits = A (eta - log pi) + log q
+
+with the training prior pi, the target prior q, and A fitted on scores of samples that the head has not seen (see
+`scale`). All of it is one linear layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from longtail.errors import choose, number, whole_number
+from longtail.posthoc.priors import NEVER
+from longtail.posthoc.probe.fitting import fit_head
+from longtail.posthoc.probe.inputs import check_features, check_labels, log_target_prior
+from longtail.posthoc.probe.result import ProbeResult
+from longtail.posthoc.probe.rows import Rows
+
+
+@dataclass(frozen=True)
+class ProbeHead:
+    """The linear layer: logits = x weight' + bias, float64.
+
+    Args:
+        weight: (K, D).
+        bias: (K,).
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+class Probe(ClassifierMixin, BaseEstimator):
+    """A linear classifier of long-tailed classes on frozen features.
+
+    Args:
+        target_prior: class frequencies to be right for: "uniform" (balanced recognition), "train" (as in training),
+            a power of the training prior (1 is "train", 0 is "uniform"), weights or counts (K,), weights by class in a
+            dict, or a CSV file of class,weight; a class of weight 0 is never predicted. `with_target_prior` changes it
+            later.
+        classes: all classes, if `y` may lack some of them.
+        unseen: a class without samples is "never" predicted, or predicted by its "prior": no feature counts for or
+            against it.
+        tolerance: largest gradient at the end of a solve, relative to a head without an opinion.
+        seed: decides the folds.
+
+    Fitted attributes: `classes_` (K,), `n_features_in_`, `feature_names_in_` (of a table), `head_` (weight and bias
+    of the linear layer), `class_counts_` (K,), `log_prior_` (K,), `result_` (what was chosen, and honest estimates of
+    the scores, from samples that the scoring head had not seen).
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> probe = Probe().fit(X[:120], y[:120])
+    >>> probe.predict(X[:2]).tolist(), probe.with_target_prior("train").result_.folds
+    ([0, 0], 5)
+    """
+
+    result_: ProbeResult
+
+    def __init__(
+        self,
+        target_prior: Any = "uniform",
+        *,
+        classes: Sequence[Any] | None = None,
+        unseen: Literal["never", "prior"] = "never",
+        tolerance: float = 1e-2,
+        seed: int = 0,
+    ) -> None:
+        self.target_prior = target_prior
+        self.classes = classes
+        self.unseen = unseen
+        self.tolerance = tolerance
+        self.seed = seed
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Fit on features (N, D), dense or sparse, and labels (N,) of any type."""
+        choose("unseen", self.unseen, ("never", "prior"))
+        number("tolerance", self.tolerance, above=0, below=1)
+        whole_number("seed", self.seed, at_least=0)
+        features = check_features(self, X, reset=True)
+        self.classes_, codes = check_labels(y, features.shape[0], self.classes)
+        self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
+        with np.errstate(divide="ignore"):
+            self.log_prior_ = np.log(self.class_counts_ / len(codes))
+        log_target_prior(self.target_prior, self.log_prior_, self.classes_)  # refused before anything is computed
+        present = np.flatnonzero(self.class_counts_)
+        small = np.cumsum(self.class_counts_ > 0) - 1
+        fitted = fit_head(features, small[codes], len(present), seed=self.seed, tolerance=self.tolerance)
+        self._centre = fitted.centre
+        self._evidence = np.zeros((len(self.classes_), features.shape[1])), np.zeros(len(self.classes_))
+        self._evidence[0][present], self._evidence[1][present] = fitted.weight, fitted.bias
+        self.result_ = fitted.result
+        self._set_target(self.target_prior)
+        return self
+
+    def _set_target(self, target_prior: Any) -> None:
+        target = log_target_prior(target_prior, self.log_prior_, self.classes_)
+        if self.unseen == "never":
+            target = np.where(self.class_counts_ > 0, target, -np.inf)
+        self.target_prior = target_prior
+        never = np.isneginf(target)
+        weight = np.where(never[:, None], 0.0, self._evidence[0])
+        self._bias = np.where(never, NEVER, self._evidence[1] + np.where(never, 0.0, target))
+        self.head_ = ProbeHead(weight, self._bias - weight @ self._centre)
+
+    def with_target_prior(self, target_prior: Any) -> Self:
+        """The same fit for another distribution of classes; nothing is fitted again."""
+        check_is_fitted(self)
+        changed = copy.copy(self)
+        changed._set_target(target_prior)
+        return changed
+
+    def to_linear(self) -> nn.Linear:
+        """The fitted head as a layer on features (N, D), float32."""
+        check_is_fitted(self)
+        layer = nn.Linear(self.n_features_in_, len(self.classes_))
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(self.head_.weight))
+            layer.bias.copy_(torch.from_numpy(self.head_.bias))
+        return layer
+
+    def _logits(self, X: Any) -> Iterator[Tensor]:  # noqa: N803
+        """Logits of chunks of rows, (B, K) each."""
+        rows = Rows(check_features(self, X, reset=False), columns=len(self.classes_))
+        weight, bias, centre = (
+            torch.from_numpy(values).to(rows.dtype) for values in (self.head_.weight, self._bias, self._centre)
+        )
+        for _, chunk in rows.chunks(weight, centre):
+            yield chunk.scores(bias)
+
+    def decision_function(self, X: Any) -> Any:  # noqa: N803
+        """Logits (N, K); for two classes, the second logit minus the first, (N,)."""
+        check_is_fitted(self)
+        logits = torch.cat(list(self._logits(X)))
+        return _like(X, logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits)
+
+    def predict_proba(self, X: Any) -> Any:  # noqa: N803
+        """Probabilities (N, K) at the target prior."""
+        check_is_fitted(self)
+        return _like(X, torch.cat([logits.softmax(1) for logits in self._logits(X)]))
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The most probable class of each sample."""
+        check_is_fitted(self)
+        return self.classes_[torch.cat([logits.argmax(1) for logits in self._logits(X)]).numpy()]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def _like(given: Any, values: Tensor) -> Any:
+    """A tensor for a tensor, an array for everything else, in the precision of the input but at least single."""
+    double = getattr(given, "dtype", None) in (None, np.dtype(np.float64), torch.float64)
+    values = values if double else values.float()
+    return values.to(given.device) if isinstance(given, Tensor) else values.numpy()

@@ -1,0 +1,120 @@
+"""The fit of Probe: choose metric and ridge, score every sample by a head that has not seen it, fit on all samples."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.posthoc.probe.choice import (
+    HELD_FOR_CHOICE,
+    USUAL,
+    Choice,
+    Fold,
+    Start,
+    choose_ridge,
+    evidence_of,
+    subsample,
+)
+from longtail.posthoc.probe.folds import number_of_folds, stratified
+from longtail.posthoc.probe.result import ProbeResult, scores_of
+from longtail.posthoc.probe.rows import Rows
+from longtail.posthoc.probe.scale import USUAL_SCALE
+
+HELD_FOR_SCALE = 20_000  # held-out samples are enough to fit the scale and to estimate scores
+EASIER = 10.0  # a head for so many times the ridge is solved first: fewer passes than from nothing
+
+
+@dataclass(frozen=True)
+class FittedHead:
+    """The head without any prior, float64: evidence (N, K) = (x - centre) weight' + bias."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+    centre: np.ndarray
+    result: ProbeResult
+
+
+def fit_head(features: object, labels: np.ndarray, num_classes: int, *, seed: int, tolerance: float) -> FittedHead:
+    """Fit on features (N, D) and labels (N,) in 0..K-1 with at least one sample of every class."""
+    began = time.perf_counter()
+    rows, targets = Rows(features, columns=num_classes), torch.from_numpy(labels)
+    counts = np.bincount(labels, minlength=num_classes)
+    held = stratified(labels, number_of_folds(counts), seed)
+    folds = [Fold(rows, targets, num_classes, fold) for fold in held if len(fold)]
+    whole = Fold(rows, targets, num_classes, np.empty(0, dtype=np.int64))
+    choice, evidence, start, passes, scale = USUAL, None, None, 0, USUAL_SCALE
+    natural = balanced = None
+    if folds:
+        choice, passes, done, start = _choose(folds, counts, seed, tolerance)
+        scored = _enough(folds, max(HELD_FOR_SCALE, sum(map(len, done))))
+        done += [_score(fold, choice, tolerance) for fold in scored[len(done) :]]
+        evidence = evidence_of(scored, done, counts)
+        scale = evidence.best_scale()[0]
+        natural, balanced = scores_of(evidence, scale, len(scored), len(held))
+    weight, bias, centre = _whole_head(whole, choice, start, tolerance)
+    result = ProbeResult(
+        ridge=choice.ridge_for(len(labels)),
+        shrinkage=choice.metric.shrinkage,
+        scaled=choice.metric.scaled,
+        scale=scale,
+        folds=len(folds),
+        held_out=0 if evidence is None else len(evidence.labels),
+        passes=passes + whole.passes + sum(fold.passes for fold in folds),
+        seconds=time.perf_counter() - began,
+        natural=natural,
+        balanced=balanced,
+    )
+    return FittedHead(scale * weight, scale * bias, centre, result)
+
+
+def _choose(
+    folds: list[Fold], counts: np.ndarray, seed: int, tolerance: float
+) -> tuple[Choice, int, list[Tensor], Start | None]:
+    """The choice; if it was made on a subsample, its passes; else the first folds' evidence (M, K) and a head."""
+    rows, labels = folds[0].rows, folds[0].labels.numpy()
+    chosen = subsample(labels, rows.width, len(counts), seed)
+    if chosen is None:
+        best = choose_ridge(_enough(folds, HELD_FOR_CHOICE), counts, tolerance)
+        for fold in folds:
+            fold.forget()
+        return best.choice, 0, best.evidence, best.heads[0]
+    _, codes, sizes = np.unique(labels[chosen], return_inverse=True, return_counts=True)
+    fewer, targets = Rows(rows.features, chosen, columns=len(sizes)), torch.from_numpy(codes)
+    held = stratified(codes, number_of_folds(sizes), seed)
+    smaller = _enough([Fold(fewer, targets, len(sizes), fold) for fold in held], HELD_FOR_CHOICE)
+    return choose_ridge(smaller, sizes, tolerance).choice, sum(fold.passes for fold in smaller), [], None
+
+
+def _enough(folds: list[Fold], samples: int) -> list[Fold]:
+    """The first folds that together hold out so many samples, or all."""
+    sizes = np.cumsum([len(fold.held) for fold in folds])
+    return folds[: int(np.searchsorted(sizes, samples)) + 1]
+
+
+def _solve(fold: Fold, choice: Choice, start: Start | None, tolerance: float) -> Start:
+    """The head of a fold; from nothing, roughly for a larger ridge first."""
+    if start is None:
+        easier = replace(choice, ridge=EASIER * choice.ridge)
+        start = fold.solve(easier, None, min(EASIER * tolerance, 0.1))
+    return fold.solve(choice, start, tolerance)
+
+
+def _score(fold: Fold, choice: Choice, tolerance: float) -> Tensor:
+    """Evidence (M, K) of the samples that a fold leaves out; its head starts from nothing, so that none leaks in."""
+    evidence = fold.evidence(choice.metric, _solve(fold, choice, None, tolerance))
+    fold.forget()
+    return evidence
+
+
+def _whole_head(
+    whole: Fold, choice: Choice, start: Start | None, tolerance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weight (K, D), bias (K,) without the prior, and centre (D,) of a head on all samples, float64."""
+    head = _solve(whole, choice, start, tolerance)
+    problem = whole.problem(choice.metric)
+    bias = head.bias.double() - problem.prior.double().log()
+    return head.weight.double().numpy(), bias.numpy(), problem.system.centre.double().numpy()

@@ -1,0 +1,107 @@
+"""Checks of features and labels: invalid ones raise a `UserError` that names the row or the class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import issparse
+
+from longtail.errors import UserError
+from longtail.posthoc.priors import check_target_prior, log_target
+from longtail.posthoc.probe.rows import Rows
+
+FLOATS = (np.float64, np.float32, np.float16)
+
+
+def check_features(estimator: Any, features: Any, *, reset: bool) -> Any:
+    """Features (N, D) as an array of floats or a CSR matrix, all finite; nothing is copied that need not be."""
+    from sklearn.utils.validation import validate_data
+
+    if isinstance(features, torch.Tensor):
+        tensor = features.detach().cpu()
+        features = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    options = {"accept_sparse": "csr", "dtype": FLOATS, "ensure_all_finite": False, "reset": reset}
+    try:
+        checked = validate_data(estimator, features, **options)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if issparse(checked):
+        checked = checked.astype(np.float64)
+        _require_finite(checked.data, lambda at: int(np.searchsorted(checked.indptr, at, side="right")) - 1)
+        return checked
+    for where, chunk in Rows(checked).raw():
+        wrong = np.flatnonzero(~np.isfinite(chunk).all(1))
+        if len(wrong):
+            _refuse(chunk[wrong[0]], where.start + int(wrong[0]))
+    return checked
+
+
+def _require_finite(values: np.ndarray, row_of: Any) -> None:
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        _refuse(values[wrong[:1]], row_of(wrong[0]))
+
+
+def _refuse(values: np.ndarray, row: int) -> None:
+    kind = "NaN" if np.isnan(values).any() else "infinity (inf)"
+    raise UserError(f"X contains {kind} in row {row}; leave the row out, or compute its features again")
+
+
+def check_labels(y: Any, number: int, declared: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Classes (K,) and codes (N,) int64 of labels (N,)."""
+    from sklearn.utils import column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+
+    if y is None:
+        raise UserError("Probe requires y to be passed, but the target y is None")
+    if isinstance(y, torch.Tensor):
+        y = y.detach().cpu().numpy()
+    try:
+        labels = column_or_1d(y, warn=True)
+        if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+            raise UserError(f"y contains NaN or infinity (inf) in row {int(np.argmin(np.isfinite(labels)))}")
+        check_classification_targets(labels)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if len(labels) != number:
+        raise UserError(f"X has {number} rows, y has {len(labels)} labels; each row needs one label")
+    present, codes = np.unique(labels, return_inverse=True)
+    if len(present) < 2:
+        raise UserError(f"y has one class only ({present[0]}); a classifier needs two classes at least")
+    if declared is None:
+        return present, codes.astype(np.int64)
+    classes = np.unique(np.asarray(declared))
+    if len(classes) != len(declared):
+        raise UserError("classes lists a class twice; list every class once")
+    missing = np.setdiff1d(present, classes)
+    if len(missing):
+        raise UserError(f"y has the class {missing[0]}, which classes does not list")
+    return classes, np.searchsorted(classes, labels).astype(np.int64)
+
+
+def log_target_prior(target_prior: Any, log_prior: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Logarithm (K,) of a target prior, -inf for a class that is never predicted; a dict gives weights by class."""
+    names = [str(name) for name in classes]
+    if isinstance(target_prior, dict):
+        given = {str(name): weight for name, weight in target_prior.items()}
+        unknown, missing = [n for n in given if n not in names], [n for n in names if n not in given]
+        if unknown:
+            raise UserError(f"target_prior has a weight for {unknown[0]}, which is no class; the first is {names[0]}")
+        if missing:
+            raise UserError(f"target_prior has no weight for class {missing[0]}; give 0 for a class that never occurs")
+        target_prior = [given[name] for name in names]
+    check_target_prior(target_prior)
+    seen = np.isfinite(log_prior)
+    finite = np.where(seen, log_prior, 0.0)
+    target = np.array(log_target(target_prior, finite, names), dtype=np.float64)
+    follows_training = isinstance(target_prior, float | int | np.number) or str(target_prior) == "train"
+    if follows_training and target_prior != 0:
+        target[~seen] = -np.inf  # a class without samples has the training prior 0
+    return target

@@ -1,0 +1,160 @@
+"""The metric of the ridge, and coordinates in which a head with this ridge is quick to fit.
+
+    M_s = (1 - s) S + s T,    T = tr(S) / D I, or the diagonal of S for features of different units
+
+S is the covariance within classes, every class with the same weight. With L L' = M_s and L^-1 C L'^-1 = Q E Q' for
+the total covariance C, a head W = V R' with R = L'^-1 Q has the penalty tr(W M_s W') = |V|^2, and the curvature of
+the cross-entropy in the coordinates V is nearly diagonal: proportional to E.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.linalg import cholesky, eigh, solve_triangular
+from torch import Tensor
+
+from longtail.posthoc.probe.rows import Rows
+
+NOTHING = 1e-12
+WIDEST = 4096  # features with a full covariance; of more, and of sparse ones, the variances are used
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Shrinkage s between 0 and 1, towards one variance for all features, or (`scaled`) towards each one's variance."""
+
+    shrinkage: float
+    scaled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.shrinkage:g}{' of scaled features' if self.scaled else ''}"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Moments of features (N, D) with K classes, in float64.
+
+    Args:
+        centre: (D,) mean of all samples.
+        within: (D, D) covariance within classes, every class with the same weight; or its diagonal (D,).
+        total: (D, D) covariance of all samples; or its diagonal (D,).
+    """
+
+    centre: Tensor
+    within: np.ndarray
+    total: np.ndarray
+
+    @property
+    def diagonal(self) -> bool:
+        return self.within.ndim == 1
+
+
+def statistics(rows: Rows, labels: Tensor, num_classes: int) -> Statistics:
+    """Moments of rows with labels (N,), from two reads of the features."""
+    counts = torch.bincount(labels, minlength=num_classes).double()
+    means = _class_means(rows, labels, counts)
+    weights = (1 / (counts * (counts > 0).sum())).nan_to_num(posinf=0.0)[labels]
+    centre = (counts / counts.sum()) @ means
+    between = means - centre
+    if rows.sparse or rows.width > WIDEST:
+        within, total = _variances(rows, labels, means, weights)
+    else:
+        within, total = _covariances(rows, labels, means, weights)
+    scaled = between * (counts / counts.sum()).sqrt().unsqueeze(1)
+    total = total + (scaled.square().sum(0) if total.ndim == 1 else scaled.T @ scaled)
+    return Statistics(centre, within.numpy(), total.numpy())
+
+
+def _class_means(rows: Rows, labels: Tensor, counts: Tensor) -> Tensor:
+    sums = torch.zeros(len(counts), rows.width, dtype=torch.float64)
+    for where, chunk in rows.raw():
+        own = labels[where]
+        if rows.sparse:
+            picks = torch.nn.functional.one_hot(own, len(counts)).double().numpy()
+            sums += torch.from_numpy(chunk.T @ picks).T
+        else:
+            sums.index_add_(0, own, torch.from_numpy(np.array(chunk, dtype=np.float64)))
+    return sums / counts.clamp(min=1).unsqueeze(1)
+
+
+def _covariances(rows: Rows, labels: Tensor, means: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Within classes: every class with the same weight, and every sample with the same weight."""
+    within, pooled = (torch.zeros(rows.width, rows.width, dtype=torch.float64) for _ in range(2))
+    for where, chunk in rows.dense(torch.zeros(rows.width)):
+        residual = chunk - means[labels[where]].to(chunk)
+        within += (residual * weights[where].to(chunk).unsqueeze(1)).T @ residual
+        pooled += residual.T @ residual
+    return within, pooled / len(labels)
+
+
+def _variances(rows: Rows, labels: Tensor, means: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    within, pooled = (torch.zeros(rows.width, dtype=torch.float64) for _ in range(2))
+    for where, chunk in rows.raw():
+        weight = weights[where]
+        if rows.sparse:
+            squares = chunk.multiply(chunk).T
+            within += torch.from_numpy(squares @ weight.numpy())
+            pooled += torch.from_numpy(squares @ np.ones(len(weight)))
+        else:
+            residual = torch.from_numpy(np.array(chunk, dtype=np.float64)) - means[labels[where]]
+            within += weight @ residual.square()
+            pooled += residual.square().sum(0)
+    if rows.sparse:
+        counts = torch.bincount(labels, minlength=len(means)).double()
+        within -= (means.square() * ((counts > 0) / (counts > 0).sum()).unsqueeze(1)).sum(0)
+        pooled -= counts @ means.square()
+    return within.clamp(min=0), pooled.clamp(min=0) / len(labels)
+
+
+class Coordinates:
+    """Coordinates V (K, D) of heads W = V R' on centred features, for one metric.
+
+    Args:
+        moments: of the features.
+        metric: shrinkage s above.
+        dtype: of V and W.
+    """
+
+    def __init__(self, moments: Statistics, metric: Metric, dtype: torch.dtype) -> None:
+        self.centre = moments.centre.to(dtype)
+        within, total = moments.within, moments.total
+        if moments.diagonal:
+            values = (1 - metric.shrinkage) * within + metric.shrinkage * _target(
+                within, total, moments.centre.numpy(), metric
+            )
+            self.root = torch.from_numpy(np.sqrt(values)).to(dtype)
+            self.curvature = torch.from_numpy(total / values).to(dtype)
+            self.rotation = None
+            return
+        target = _target(np.diag(within), np.diag(total), moments.centre.numpy(), metric)
+        lower = cholesky((1 - metric.shrinkage) * within + metric.shrinkage * np.diag(target), lower=True)
+        whitened = solve_triangular(lower, solve_triangular(lower, total, lower=True).T, lower=True)
+        eigenvalues, vectors = eigh(whitened, driver="evd", overwrite_a=True)
+        self.curvature = torch.from_numpy(np.maximum(eigenvalues, 0)).to(dtype)
+        self.rotation = torch.from_numpy(solve_triangular(lower, vectors, lower=True, trans="T")).to(dtype)
+
+    def weight(self, coordinates: Tensor) -> Tensor:
+        """W (K, D) of coordinates V (K, D)."""
+        return coordinates / self.root if self.rotation is None else coordinates @ self.rotation.T
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """The gradient by V (K, D) of a gradient by W (K, D)."""
+        return gradient / self.root if self.rotation is None else gradient @ self.rotation
+
+    def of_weight(self, weight: Tensor) -> Tensor:
+        """V (K, D) of W (K, D)."""
+        return weight * self.root if self.rotation is None else torch.linalg.solve(self.rotation, weight.T).T
+
+
+def _target(within: np.ndarray, total: np.ndarray, centre: np.ndarray, metric: Metric) -> np.ndarray:
+    """T (D,) from variances (D,) within classes and of all samples, and the centre (D,); positive."""
+    mean = within.mean()
+    if mean <= NOTHING * total.mean() or mean == 0:  # no spread within classes: one variance for all
+        return np.full(len(within), total.mean() or 1.0)
+    if not metric.scaled:
+        return np.full(len(within), mean)
+    varies = within > NOTHING * (total + centre**2)  # less is rounding: the feature is constant
+    return np.where(varies, within, within.max())

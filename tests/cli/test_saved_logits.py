@@ -1,0 +1,49 @@
+"""Saved logits as CSV files: labels in a column of any name, as indices or as class names."""
+
+import json
+
+import numpy as np
+import pytest
+
+from longtail.cli.main import main
+
+NAMES = ("cat", "dog", "hen")
+
+
+@pytest.fixture
+def table(tmp_path):
+    """`table(column, labels)`: a CSV file of 70 logits, with the labels in the second column."""
+    truth = np.repeat([0, 1, 2], [40, 20, 10])
+    logits = np.eye(3)[truth] + np.random.default_rng(0).normal(size=(70, 3))
+
+    def write(column, names):
+        path = tmp_path / f"{column}.csv"
+        rows = [f"{a},{names[label]},{b},{c}" for (a, b, c), label in zip(logits.tolist(), truth, strict=True)]
+        path.write_text("\n".join([f"cat,{column},dog,hen", *rows]) + "\n")
+        return str(path)
+
+    return write
+
+
+def scores(capsys, path, out, *more):
+    assert main(["calibrate", path, "--test", path, "--out", str(out), "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)["test"]
+
+
+def test_labels_in_another_column_and_as_names(table, tmp_path, capsys):
+    expected = scores(capsys, table("label", "012"), tmp_path / "plain")
+    named = scores(capsys, table("Species", NAMES), tmp_path / "named", "--label-column", "species")
+    assert named == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "message"),
+    [
+        (NAMES, [], "needs a header with one column called label"),
+        (NAMES, ["--label-column", "kind"], "needs a header with one column called kind"),
+        (("cat", "dog", "cow"), ["--label-column", "species"], "could not convert string to float: 'cow'"),
+    ],
+)
+def test_what_is_no_label_is_named(table, tmp_path, capsys, names, more, message):
+    assert main(["calibrate", table("species", names), "--out", str(tmp_path / "out"), *more]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,314 @@
+"""Files and folders appear whole or not at all, and what cannot be written is one line."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from longtail.errors import UserError
+from longtail.files.atomic import (
+    cache_folder,
+    holding,
+    remove_unfinished,
+    replacing,
+    replacing_folder,
+    settle,
+    temporary_folder,
+    write_json,
+    write_text,
+)
+from longtail.files.reading import expanded
+from longtail.files.records import append_line
+from longtail.files.tensors import create
+from longtail.launch import number_of
+
+ANY = ("*",)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fill(folder, words: str) -> None:
+    for word in words:
+        (folder / word).write_text(word)
+
+
+def write_folder(path, words: str) -> None:
+    with replacing_folder(path, ANY, "a test") as folder:
+        fill(folder, words)
+
+
+def test_a_folder_is_replaced_as_a_whole_and_nothing_stays_beside_it(tmp_path):
+    write_folder(tmp_path / "out", "abc")
+    write_folder(tmp_path / "out", "cd")
+    assert names(tmp_path / "out") == ["c", "d"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_folder_behind_a_link_is_replaced_where_it_is(tmp_path):
+    write_folder(tmp_path / "real", "a")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_folder(tmp_path / "link", "b")
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "real") == ["b"]
+
+
+def test_a_failure_leaves_the_old_folder(tmp_path):
+    write_folder(tmp_path / "out", "ab")
+    with suppress(KeyError), replacing_folder(tmp_path / "out", ANY, "a test") as folder:
+        fill(folder, "c")
+        raise KeyError
+    assert names(tmp_path / "out") == ["a", "b"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_replacement_cut_off_between_two_steps_is_undone(tmp_path):
+    write_folder(tmp_path / "out", "ab")
+    left = tmp_path / ".out.x1.part"
+    (left / "new").mkdir(parents=True)
+    fill(left / "new", "c")
+    (tmp_path / "out").rename(left / "old")
+    settle(tmp_path / "out")
+    assert names(tmp_path / "out") == ["a", "b"]
+    write_folder(tmp_path / "out", "d")
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_killed_writers_left_goes_with_the_next_write(tmp_path):
+    for name in (".out.x1.part", ".out.x2.part", ".other.x3.part"):
+        (tmp_path / name / "new").mkdir(parents=True)
+    (tmp_path / ".out.x4.part").write_text("half")
+    write_folder(tmp_path / "out", "a")
+    assert names(tmp_path) == [".other.x3.part", "out"]
+    remove_unfinished(tmp_path / "other")
+    assert names(tmp_path) == ["out"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from longtail.files.atomic import temporary_folder
+with temporary_folder(Path(sys.argv[1])) as folder:
+    (folder / "rows").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_temporary_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path):
+    with temporary_folder(tmp_path / "out") as mine:
+        done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")], timeout=600, check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert len(names(tmp_path)) == 2
+        with temporary_folder(tmp_path / "out"):
+            assert mine.is_dir()
+            assert len(names(tmp_path)) == 2
+    assert names(tmp_path) == []
+
+
+def test_a_replacement_that_fails_between_its_two_steps_is_undone(tmp_path):
+    write_folder(tmp_path / "out", "ab")
+    with pytest.raises(UserError), replacing_folder(tmp_path / "out", ANY, "a test") as folder:
+        folder.rmdir()  # so that it cannot be renamed
+    assert names(tmp_path / "out") == ["a", "b"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_file_is_replaced_with_the_permissions_of_the_user(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+def test_text_of_undecodable_names_can_be_written(tmp_path):
+    write_text(tmp_path / "a", "caf\udce9")
+    assert (tmp_path / "a").read_text() == r"caf\udce9"
+
+
+@contextmanager
+def small_files():
+    """A disk on which a file has room for 1,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_without_space_the_file_and_what_it_needs_are_named(tmp_path):
+    write_text(tmp_path / "a.json", "old")
+    said = r"a\.json needs 2,006 bytes: File too large; .* bytes are free there"
+    with small_files(), pytest.raises(UserError, match=said):
+        write_json(tmp_path / "a.json", {"a": "x" * 1992})
+    said = r"cannot write .*a\.json: File too large"
+    with small_files(), pytest.raises(UserError, match=said), replacing(tmp_path / "a.json") as path:
+        path.write_bytes(b"x" * 2000)
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_mapped_file_takes_its_space_before_it_is_mapped(tmp_path):
+    wanted = create(tmp_path / "a.safetensors", {"a": ((1000,), np.dtype(np.int64))}, {})
+    with small_files(), pytest.raises(UserError, match=r"a\.safetensors needs 8,\d\d\d bytes"), wanted:
+        pytest.fail("mapped without space")
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_cannot_reserve_is_written_to_all_the_same(tmp_path, monkeypatch):
+    def refuse(*words):
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    write_text(tmp_path / "a", "x")
+    assert (tmp_path / "a").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("file/a.json", "cannot write .*file/a.json: .*file: (File exists|Not a directory)"),
+        ("x" * 300, "cannot write .*xxx: File name too long"),
+    ],
+)
+def test_places_that_cannot_be_written(tmp_path, path, message):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=message):
+        write_text(tmp_path / path, "x")
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_without_permission_is_named(tmp_path):
+    """In a process of another user: root may write everywhere."""
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == os.getuid() and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    program = f"""
+import os
+from pathlib import Path
+import filelock
+from longtail.files.atomic import write_text, replacing_folder
+from longtail.errors import UserError
+if os.getuid() == 0:
+    os.setuid(65534)
+folder = Path({str(tmp_path)!r})
+new_folder = replacing_folder(folder / "b", "*", "a test")
+for action in (lambda: write_text(folder / "a", "x"), new_folder.__enter__):
+    try:
+        action()
+    except UserError as error:
+        print(error)
+"""
+    if os.getuid() != 0:
+        tmp_path.chmod(0o555)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    tmp_path.chmod(0o755)
+    lines = said.stdout.splitlines()
+    assert [line.rsplit(": ", 1)[1] for line in lines] == ["Permission denied"] * 2, said.stderr
+    assert all("cannot write" in line for line in lines)
+
+
+def test_a_folder_with_files_of_others_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    with (
+        pytest.raises(UserError, match=r"holds files that are not part of a report \(thesis.tex\)"),
+        replacing_folder(tmp_path / "out", ("index.html",), "a report"),
+    ):
+        pytest.fail("replaced")
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
+    monkeypatch.chdir(tmp_path / "out")
+    with (
+        pytest.raises(UserError, match="is the current folder, which cannot be replaced"),
+        replacing_folder(tmp_path / "out", ANY, "a report"),
+    ):
+        pytest.fail("replaced")
+    assert names(tmp_path) == ["out"]
+
+
+def test_what_a_killed_writer_of_a_file_left_goes_with_the_next_write(tmp_path):
+    """But not what somebody is writing now."""
+    path = tmp_path / "a.json"
+    left = tmp_path / ".a.json.xyz.part"
+    left.mkdir()
+    (left / "a.json").write_bytes(b"half")
+    with replacing(path) as mine:
+        assert not left.exists()
+        mine.write_bytes(b"last")
+        write_text(path, "in between")
+        assert mine.exists()
+    assert path.read_bytes() == b"last"
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_pipe_a_device_or_a_folder_is_not_replaced_by_a_file(tmp_path):
+    """`--out /dev/null` as root would otherwise remove /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "printed").symlink_to("/proc/self/fd/1")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "null", "printed", "folder"):
+        with pytest.raises(UserError, match=rf"{name} is a .*; choose the name of a file"):
+            write_text(tmp_path / name, "text")
+    assert names(tmp_path) == ["folder", "null", "pipe", "printed"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("trap", ["link", "pipe"])
+def test_our_files_are_not_written_through_what_a_stranger_put_there(tmp_path, trap):
+    """A lock is emptied and a journal grows: behind a link it would be another file of the user's."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", "metrics.jsonl"):
+        (folder / name).symlink_to(mine) if trap == "link" else os.mkfifo(folder / name)
+    with pytest.raises(UserError, match=r"run/.lock is .*remove it"), holding(folder):
+        pytest.fail("held")
+    with pytest.raises(UserError, match="metrics.jsonl is .*remove it"):
+        append_line(folder / "metrics.jsonl", {"step": 1})
+    assert mine.read_text() == "precious"
+
+
+def test_a_number_that_is_not_finite_is_one_line_and_no_file(tmp_path):
+    with pytest.raises(UserError, match="a.json: a number in it is not finite"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert names(tmp_path) == []
+
+
+def test_links_that_lead_in_a_circle_are_one_line(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with (
+        pytest.raises(UserError, match="loop is a link that leads nowhere"),
+        replacing_folder(tmp_path / "loop", ANY, "a report"),
+    ):
+        pytest.fail("replaced")
+    with pytest.raises(UserError, match="loop: .*links"):
+        write_text(tmp_path / "loop", "text")
+
+
+def test_numbers_of_processes_that_cannot_be(monkeypatch):
+    for text in ("-1", "\u00b2", "9" * 5000, "abc", "0"):
+        monkeypatch.setenv("WORLD_SIZE", text)
+        with pytest.raises(UserError, match="WORLD_SIZE is .*set a whole number"):
+            number_of("WORLD_SIZE", 1)
+
+
+@pytest.mark.parametrize("find", [cache_folder, lambda: expanded("~/photos"), lambda: expanded("~no-such-user/a")])
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch, find):
+    """As in containers that run under a number of no user."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("LONGTAIL_CACHE", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    with pytest.raises(UserError, match=r"set LONGTAIL_CACHE|give the whole path"):
+        find()

@@ -1,0 +1,378 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import longtail
+from longtail import Outputs
+from longtail.data.imbalance import ClassSubsample
+from longtail.distributed import SINGLE_PROCESS, World
+from longtail.errors import UserError
+from longtail.files.tensors import read as read_arrays
+from longtail.heads.layers import fingerprint
+from longtail.metrics.scores import evaluate
+from longtail.outputs.inference import forward
+from longtail.outputs.writer import join_shards, shard_folder
+from longtail.runs.folder import Run
+from longtail.runs.outputs import outputs_path, write_outputs
+from longtail.runs.score import score
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5))
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+class TakesNames(Small):
+    def forward(self, pixel_values, scale=1.0):
+        return {"logits": super().forward(pixel_values) * scale}
+
+
+X, Y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(TensorDataset(X, Y), batch_size=6),
+        DataLoader(Stream(), batch_size=6),
+        Stream(),
+        [(X[:10], Y[:10]), (X[10:], Y[10:])],
+        [[X, Y, "ignored"]],
+        ((X[i : i + 1], Y[i : i + 1]) for i in range(20)),
+    ],
+    ids=["DataLoader", "DataLoader of a stream", "stream", "list", "more entries", "generator"],
+)
+def test_any_loader_gives_features_and_logits_in_evaluation_mode(loader):
+    model = Small().train()
+    statistics = model.body[1].running_mean.clone()
+    outputs = longtail.extract(model, loader, device="cpu")
+    assert model.training
+    assert torch.equal(model.body[1].running_mean, statistics)
+    with torch.inference_mode():
+        features = model.eval().body(X)
+        logits = model.fc(features)
+    np.testing.assert_allclose(outputs.features, features, atol=1e-6)
+    np.testing.assert_allclose(outputs.logits, logits, atol=1e-6)
+    assert outputs.labels.tolist() == Y.tolist()
+    assert outputs.class_counts.tolist() == [7, 7, 6]
+    assert outputs.model == fingerprint(model)
+    np.testing.assert_array_equal(outputs.head_weight, model.fc.weight.detach())
+
+
+def test_batches_of_named_inputs():
+    model = TakesNames().eval()
+    loader = [{"pixel_values": X, "labels": Y}]
+    outputs = longtail.extract(model, loader, device="cpu")
+    np.testing.assert_allclose(outputs.logits, model(X)["logits"].detach(), atol=1e-6)
+    nested = longtail.extract(model, [({"pixel_values": X}, Y)], device="cpu")
+    np.testing.assert_allclose(nested.logits, outputs.logits)
+
+
+class WorksInPlace(Small):
+    """Answers with log-probabilities and reuses its buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = torch.empty(10, 6)
+
+    def forward(self, x):
+        answer = self.fc(input=self.buffer.copy_(self.body(x)))
+        answer -= answer.logsumexp(1, keepdim=True)
+        return answer
+
+
+def test_a_model_that_works_in_place():
+    model = WorksInPlace().eval()
+    loader = [(X[:10], Y[:10]), (X[10:], Y[10:])]
+    outputs = longtail.extract(model, loader, device="cpu")
+    with torch.no_grad():
+        features = torch.cat([model.body(x) for x, _ in loader])
+        np.testing.assert_allclose(outputs.features, features, atol=1e-6)
+        np.testing.assert_allclose(outputs.logits, model.fc(features), atol=1e-6)
+
+
+class Divides(Small):
+    def forward(self, x):
+        return super().forward(x) / 0.07
+
+
+@pytest.mark.parametrize("head", [None, "fc"])
+def test_a_factor_behind_the_head_belongs_to_it(head):
+    model = Divides().eval()
+    outputs = longtail.extract(model, [(X, Y)], head=head, device="cpu")
+    np.testing.assert_allclose(outputs.logits, model(X).detach(), atol=1e-6)
+    np.testing.assert_allclose(outputs.head_weight, model.fc.weight.detach() / 0.07, rtol=1e-4)
+    np.testing.assert_allclose(outputs.head_bias, model.fc.bias.detach() / 0.07, rtol=1e-4)
+
+
+def test_outputs_stream_to_a_file_and_are_mapped(tmp_path):
+    model = Small().eval()
+    loader = [(X[:12], Y[:12]), (X[12:], Y[12:])]
+    path = tmp_path / "new" / "outputs.safetensors"
+    mapped = longtail.extract(model, loader, path, device="cpu")
+    kept = longtail.extract(model, loader, device="cpu")
+    assert isinstance(mapped.logits[:], np.memmap)
+    assert isinstance(mapped.features[:], np.memmap)
+    for name in ("features", "logits", "labels", "indices", "class_counts", "head_weight", "head_bias"):
+        np.testing.assert_array_equal(getattr(mapped, name), getattr(kept, name))
+    assert Outputs.open(path, model=fingerprint(model)).model == kept.model
+    assert [file.name for file in path.parent.iterdir()] == ["outputs.safetensors"]
+    half = longtail.extract(model, loader, tmp_path / "half.safetensors", dtype="float16", device="cpu")
+    assert half.logits.dtype == half.features.dtype == np.float16
+
+
+def test_numbers_too_large_for_half_precision_are_named():
+    model = Small().eval()
+    model.fc.weight.data.mul_(1e6)
+    with pytest.raises(UserError, match=r"logits up to .* do not fit into float16; store float32"):
+        longtail.extract(model, [(X, Y)], dtype="float16", device="cpu")
+
+
+def test_the_model_goes_back_to_its_device():
+    model = Small()
+    model.to = lambda device: moves.append(str(device)) or model  # there is only one device here
+    moves = []
+    longtail.extract(model, [(X, Y)], device="cpu")
+    with pytest.raises(UserError):
+        longtail.extract(model, [], device="cpu")
+    assert moves == ["cpu", "cpu", "cpu", "cpu"]
+
+
+class WithFeatures(Small):
+    """Answers with its embedding, which is a linear layer's too, and its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 6)
+
+    def forward(self, x):
+        features = self.body(x)
+        return features, self.fc(features)
+
+
+class WithRotation(WithFeatures):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        features = self.body(x)
+        return {"pred": self.fc(features), "rotation": self.head(features)}
+
+
+def test_of_several_answers_the_caller_says_which():
+    outputs = longtail.extract(WithFeatures(), [(X, Y)], head="fc", device="cpu")
+    assert outputs.logits.shape == (20, 3)
+
+
+class Together(Small):
+    def forward(self, x):
+        return self.fc(self.body(x).reshape(2, -1, 6)).mean(1)
+
+
+class OneNumber(Small):
+    def forward(self, x):
+        return super().forward(x)[:, :1]
+
+
+class Sigmoids(Small):
+    def forward(self, x):
+        return super().forward(x).sigmoid()
+
+
+class Nothing(Small):
+    forward = nn.Module.forward
+
+
+@pytest.mark.parametrize(
+    ("model", "loader", "message"),
+    [
+        (Small(), [], "no batches"),
+        (Small(), [X], "must be \\(inputs, labels\\)"),
+        (Small(), [{"x": X}], "has no labels: its entries are x"),
+        (Small(), [(X, Y + 1)], r"gives labels 1\.\.3, the model has classes 0\.\.2"),
+        (WithFeatures(), [(X, Y)], r"several layers \(body, fc\); name the classifier with head="),
+        (WithRotation(), [(X, Y)], r"several layers \(fc, head\)"),
+        (Small(), [(X * torch.nan, Y)], "returns NaN or inf on the first batch"),
+        (Together(), [(X, Y)], r"returns \(2, 3\) for 20 samples; it must return one row"),
+        (OneNumber(), [(X, Y)], r"returns \(20, 1\) for 20 samples; it must return .* at least two classes"),
+        (
+            Sigmoids(),
+            [(X, Y)],
+            "Sigmoids returns numbers between 0 and 1, and no layer outputs their logits; return the logits",
+        ),
+        (Nothing(), [(X, Y)], r"Nothing has no forward that gives logits; .* \(its parts: body, fc\)"),
+        (Small(), [(X[:, :3], Y)], "Small fails on the first batch: RuntimeError: mat1 and mat2"),
+        (Small().to("meta"), [(X, Y)], r"parameters without numbers \(device meta\); load its weights"),
+    ],
+)
+def test_what_does_not_fit_is_named(model, loader, message):
+    with pytest.raises(UserError, match=message):
+        longtail.extract(model, loader, device="cpu")
+
+
+def read(path):
+    return Outputs.open(path)
+
+
+def test_outputs_of_a_run_are_what_the_model_says(digits_copy):
+    run = Run.open(digits_copy)
+    path = write_outputs(run, "test", outputs_path(run, "test"))
+    outputs = read(path)
+    splits = run.splits()
+    scored = score(run.model(), splits.test, run.transforms()[1], SINGLE_PROCESS, run.class_counts)
+    assert evaluate(outputs.logits, outputs.labels, run.class_counts) == scored
+    np.testing.assert_array_equal(outputs.labels, splits.test.labels)
+    assert outputs.indices.tolist() == list(range(600))
+    assert outputs.class_names == tuple("0123456789")
+    assert outputs.class_counts.tolist() == run.class_counts.tolist()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["test.safetensors"]
+
+
+def test_views_are_augmented_anew_and_belong_to_training(digits_copy):
+    run = Run.open(digits_copy)
+    outputs = run.outputs("train", views=2)
+    size = run.split_sizes["train"]
+    assert len(outputs) == 2 * size
+    assert outputs.views == 2
+    assert outputs.indices.tolist() == 2 * list(range(size))
+    assert (outputs.logits[:size] != outputs.logits[size:]).any(1).mean() > 0.8
+    one = run.outputs("train", views=1)
+    np.testing.assert_array_equal(one.logits, outputs.logits[:size])
+    with pytest.raises(UserError, match="views must be a whole number of at least 0, not -1"):
+        run.outputs("train", views=-1)
+    with pytest.raises(UserError, match="views are for the train split"):
+        run.outputs("test", views=1)
+
+
+def test_half_precision_and_features_alone(digits_copy):
+    run = Run.open(digits_copy)
+    full = run.outputs("test")
+    half = read(write_outputs(run, "test", digits_copy / "half.safetensors", dtype="float16"))
+    assert half.logits.dtype == half.features.dtype == np.float16
+    np.testing.assert_allclose(half.logits, full.logits, rtol=2e-3, atol=1e-2)
+    alone = read(write_outputs(run, "test", digits_copy / "features.safetensors", keep_logits=False))
+    assert alone.logits is None
+    np.testing.assert_allclose(alone.rows().read(slice(None)), full.logits, atol=1e-4)
+
+
+def join(path, numbers, monkeypatch):
+    """Join the shards of several processes, whose rows have these numbers and hold them, as rank 0 does."""
+    for rank, of_rank in enumerate(numbers):
+        shard_folder(path, rank).mkdir()
+        (of_rank[:, None] * np.ones(3, np.float32)).astype(np.float32).tofile(shard_folder(path, rank) / "logits")
+    kinds = {"logits": (np.dtype(np.float32), (3,))}
+    monkeypatch.setattr(World, "gather", lambda self, value: [(of_rank, kinds) for of_rank in numbers])
+    monkeypatch.setattr(World, "barrier", lambda self: None)
+    world = World(0, len(numbers), torch.device("cpu"))
+    return join_shards(path, {}, numbers[0], {"class_counts": np.ones(3)}, {}, world, np.arange(5))
+
+
+def test_shards_of_several_processes_make_one_file(tmp_path, monkeypatch):
+    """Ten rows: two passes over five samples, and one row that two processes had, kept by one of them."""
+    path = tmp_path / "three.safetensors"
+    assert join(path, [np.array([0, 1, 6]), np.array([2, 3, 8, 7]), np.array([9, 4, -1, 5])], monkeypatch) == 10
+    arrays, _ = read_arrays(path)
+    assert arrays["logits"][:, 0].tolist() == list(range(10))
+    assert arrays["indices"][:].tolist() == [0, 1, 2, 3, 4] * 2
+
+
+def test_rows_missing_or_written_twice_are_named(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="sample 1 was written twice"):
+        join(tmp_path / "twice.safetensors", [np.array([0, 1]), np.array([1, 2])], monkeypatch)
+    monkeypatch.setattr("longtail.outputs.writer.shard_folder", lambda path, rank: path.with_name("elsewhere"))
+    with pytest.raises(UserError, match=r"rows of a process are missing: .*elsewhere; all processes must write"):
+        join(tmp_path / "two.safetensors", [np.array([0, 1]), np.array([2, 3])], monkeypatch)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("of_a_run", [True, False])
+def test_an_interrupted_extraction_leaves_nothing(of_a_run, digits_copy, monkeypatch):
+    def broken(*words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("longtail.outputs.extract.infer", broken)
+    path = digits_copy / "outputs" / "test.safetensors"
+    run = Run.open(digits_copy)
+    with pytest.raises(KeyboardInterrupt):
+        run.outputs("test") if of_a_run else longtail.extract(Small(), [(X, Y)], path, device="cpu")
+    assert list((digits_copy / "outputs").iterdir()) == []
+
+
+def test_outputs_on_the_images_of_another_run_are_not_mistaken_for_each_other(digits_copy):
+    run = Run.open(digits_copy)
+    assert outputs_path(run, "test", images_of=run) == outputs_path(run, "test")
+    others = []
+    for imbalance in (3.0, 10.0):
+        record = replace(run.record, config={**run.record.config, "imbalance": imbalance})
+        others.append(Run(digits_copy.parent / f"c{imbalance}" / "softmax-seed0", record))  # of one name
+    paths = {outputs_path(run, "test", images_of=other) for other in (run, *others)}
+    assert len(paths) == 3
+    assert {path.parent for path in paths} == {digits_copy / "outputs"}
+
+
+def test_images_per_class_are_read_and_no_others(digits_copy, monkeypatch):
+    run, few = Run.open(digits_copy), ClassSubsample(7, seed=3)
+    chosen = {"images_per_class": 7, "seed": 3}
+    whole = run.outputs("train")
+    samples = []
+
+    def counting(model, batch, head):
+        samples.append(len(batch))
+        return forward(model, batch, head)
+
+    monkeypatch.setattr("longtail.outputs.inference.forward", counting)
+    outputs = run.outputs("train", **chosen)
+    rows = few.rows(whole.labels)
+    assert sum(samples) == len(outputs) == np.minimum(run.class_counts, 7).sum() < len(whole) / 2
+    assert outputs.indices.tolist() == rows.tolist()
+    assert outputs.labels.tolist() == whole.labels[rows].tolist()
+    np.testing.assert_allclose(outputs.logits, whole.logits[rows], atol=1e-4)
+    assert outputs.class_counts.tolist() == run.class_counts.tolist()
+    assert (outputs.images_per_class, outputs.images_seed) == (7, 3)
+    views = run.outputs("train", views=2, **chosen)
+    assert views.indices.tolist() == 2 * rows.tolist()
+    in_whole = np.concatenate([rows, len(whole) + rows])  # each image augmented as it is among all of them
+    np.testing.assert_allclose(views.logits, run.outputs("train", views=2).logits[in_whole], atol=1e-4)
+    assert np.abs(views.logits[: len(rows)] - views.logits[len(rows) :]).max() > 0.1
+    samples.clear()
+    assert run.outputs("train", **chosen) == outputs
+    assert not samples  # kept, by number and seed
+    paths = {
+        outputs_path(run, "train", count, some)
+        for count in (0, 1)
+        for some in (None, ClassSubsample(7), few, ClassSubsample(8))
+    }
+    assert len(paths) == 8
+    replace(whole, images_per_class=7, images_seed=4).save(outputs_path(run, "train", 0, few))
+    assert run.outputs("train", **chosen) == outputs
+    with pytest.raises(UserError, match="of the train split alone"):
+        run.outputs("test", **chosen)
+
+
+def test_a_run_is_a_model_and_a_loader(digits_copy):
+    """What a run stores is what `extract` gives for its model and its loader, but for folded batch-norms."""
+    run = Run.open(digits_copy)
+    loader = run.loader("test")
+    assert sum(len(labels) for _, labels in loader) == run.split_sizes["test"]
+    outputs = longtail.extract(run.model(), loader, class_counts=run.class_counts, split="test", device="cpu")
+    stored = run.outputs("test")
+    assert outputs.model == stored.model
+    np.testing.assert_array_equal(outputs.labels, stored.labels)
+    np.testing.assert_array_equal(outputs.head_weight, stored.head_weight)
+    np.testing.assert_allclose(outputs.logits, stored.logits, atol=1e-4)
+    np.testing.assert_allclose(outputs.features, stored.features, atol=1e-4)
