@@ -2,11 +2,12 @@
 
     python benchmarks/training_queue.py --root data --work ~/queue  # called again, it goes on
     python benchmarks/training_queue.py --work ~/queue --status     # what is done, and what it took
+    python benchmarks/training_queue.py --work ~/queue --budget 200epochs  # on a slow machine: the shorter ones first
 
-Two lanes train at the same time, one thread each: the paper's own budget (13,000 steps of 512 images), and 200 epochs.
-Each network is one call of `longtail train`, so an interrupted one resumes from its checkpoint. Start the queue from an
-installed copy of the library, so that changes of the source do not disturb it. `benchmarks/release.py` puts
-finished networks into released/.
+Two networks train at the same time, one thread each; the paper's own budget (13,000 steps of 512 images) comes first,
+then 200 epochs. Each network is one call of `longtail train`, so an interrupted one resumes from its checkpoint. Start
+the queue from an installed copy of the library, so that changes of the source do not disturb it.
+`benchmarks/release.py` puts finished networks into released/.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import os
 import resource
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,52 +64,26 @@ class Job:
         return ["train", self.recipe, "--out", str(folder), *options, *again]
 
 
-def lanes() -> list[list[Job]]:
-    """The lists of networks, in the order in which they are trained."""
+def jobs(budget: str | None = None) -> list[Job]:
+    """The networks in the order in which they are trained; `budget` puts those of one length first."""
     paper = [Job(recipe, "paper") for recipe in SETS]
     seeds = [Job(recipe, "200epochs", seed=seed) for seed in range(3) for recipe in SETS]
     methods = [
         Job(recipe, "200epochs", method) for recipe in ("cifar100-lt-100", "cifar10-lt-100") for method in STAGE_ONE
     ]
-    return [paper, [*seeds, *methods]]
+    return sorted([*paper, *seeds, *methods], key=lambda job: budget is not None and job.budget != budget)
 
 
-class Queue:
-    """Lanes that take the next network of their own list, then of the others'."""
+def is_done(job: Job, work: Path) -> bool:
+    return (work / job.name / "model.safetensors").is_file()
 
-    def __init__(self, work: Path, root: str) -> None:
-        self.work, self.root = work, root
-        self.waiting = [[job for job in lane if not self.is_done(job)] for lane in lanes()]
-        self.choosing = threading.Lock()
 
-    def is_done(self, job: Job) -> bool:
-        return (self.work / job.name / "model.safetensors").is_file()
-
-    def next(self, lane: int) -> Iterator[Job]:
-        order = [self.waiting[lane], *(jobs for other, jobs in enumerate(self.waiting) if other != lane)]
-        while True:
-            with self.choosing:
-                jobs = next((jobs for jobs in order if jobs), None)
-                if jobs is None:
-                    return
-                job = jobs.pop(0)
-            yield job
-
-    def train(self, lane: int) -> None:
-        for job in self.next(lane):
-            folder = self.work / job.name
-            command = [sys.executable, __file__, "--child", *job.arguments(folder, self.root)]
-            with (self.work / f"{job.name}.log").open("ab") as log:
-                code = subprocess.call(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            print(f"{job.name}: {'done' if self.is_done(job) else f'ended with exit code {code}'}", flush=True)
-
-    def run(self) -> None:
-        self.work.mkdir(parents=True, exist_ok=True)
-        threads = [threading.Thread(target=self.train, args=(lane,)) for lane in range(len(self.waiting))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+def train(job: Job, work: Path, root: str) -> None:
+    """One network; returns when it is trained, or when its process has ended otherwise."""
+    command = [sys.executable, __file__, "--child", *job.arguments(work / job.name, root)]
+    with (work / f"{job.name}.log").open("ab") as log:
+        code = subprocess.call(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    print(f"{job.name}: {'done' if is_done(job, work) else f'ended with exit code {code}'}", flush=True)
 
 
 def child(arguments: list[str]) -> int:
@@ -127,7 +101,7 @@ def child(arguments: list[str]) -> int:
 
 
 def status(work: Path) -> None:
-    for job in (job for lane in lanes() for job in lane):
+    for job in jobs():
         folder = work / job.name
         if not folder.is_dir():
             continue
@@ -135,7 +109,7 @@ def status(work: Path) -> None:
         hours = f"{json.loads(spent.read_text()) / 3600:.2f} processor hours" if spent.is_file() else "running"
         lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").is_file() else []
         step = json.loads(lines[-1]).get("step") if lines else 0
-        print(f"{job.name}: {'done' if (folder / 'model.safetensors').is_file() else f'step {step}'}, {hours}")
+        print(f"{job.name}: {'done' if is_done(job, work) else f'step {step}'}, {hours}")
 
 
 def main() -> int:
@@ -144,12 +118,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="folder of CIFAR")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--budget", choices=("paper", "200epochs"), help="train the networks of this length first")
     parser.add_argument("--status", action="store_true", help="print what is done, train nothing")
     arguments = parser.parse_args()
     if arguments.status:
         status(arguments.work)
     else:
-        Queue(arguments.work, arguments.root).run()
+        arguments.work.mkdir(parents=True, exist_ok=True)
+        waiting = [job for job in jobs(arguments.budget) if not is_done(job, arguments.work)]
+        with ThreadPoolExecutor(max_workers=2) as two:
+            list(two.map(lambda job: train(job, arguments.work, arguments.root), waiting))
     return 0
 
 
