@@ -44,4 +44,6 @@ def test_calibration_makes_held_out_margins_flatter(cifar_features):
     counts = np.bincount(data["y"])
     assert spearmanr(before.margins, counts).statistic > 0.7
     assert spearmanr(after.margins, counts).statistic < spearmanr(before.margins, counts).statistic
-    assert np.ptp(after.margins) < np.ptp(before.margins)
+    # Relative to their mean, because a factor that all margins share changes no decision.
+    spread = [np.ptp(means.margins) / means.margins.mean() for means in (before, after)]
+    assert spread[1] < 0.95 * spread[0]
