@@ -12,7 +12,7 @@ from longtail.posthoc import CRT, LogitAdjustment
 from longtail.posthoc.halo.heads import stack_heads
 from longtail.posthoc.halo.mixture import PRIORS
 from longtail.posthoc.halo.unseen import cross_fit, head_of_loss, mean_loss
-from longtail.posthoc.held_out import like_training, sample_weights
+from longtail.posthoc.held_out import sample_weights
 from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.solver.linear import class_statistics
 
@@ -46,10 +46,26 @@ def test_every_step_agrees_with_the_plain_reference(cases):
             np.testing.assert_allclose(halo.heads_[name].weight, case[f"{key}_weight"], atol=1e-5)
             np.testing.assert_allclose(halo.heads_[name].bias, case[f"{key}_bias"], atol=1e-5)
         assert list(halo.numbers_) == ["model", "lda", "balanced", "prior", "norms"]
-        np.testing.assert_allclose(list(halo.numbers_.values()), case["numbers"], atol=1e-6)
-        logits = halo.transform(test)
-        centred = logits - logits.mean(1, keepdims=True)
-        np.testing.assert_allclose(centred, case["logits_uniform"], atol=1e-4)
+        log_prior = np.log(case["class_counts"] / case["class_counts"].sum())
+        vectors = np.stack([log_prior, halo.log_norms_])
+        counts = np.bincount(held_out.labels, minlength=len(log_prior))
+        weights = (np.sqrt(case["class_counts"]) / np.maximum(counts, 1))[held_out.labels]
+        weights *= weights.sum() / np.square(weights).sum()
+        scores = [plain_scores(case, outputs) for outputs in (held_out, test)]
+        expected = naive_numbers(list(halo.numbers_), scores[0], vectors, held_out.labels, weights)
+        np.testing.assert_allclose(list(halo.numbers_.values()), expected, atol=1e-5)
+        by_hand = np.einsum("s,snk->nk", expected[:3], scores[1]) + expected[3:] @ vectors - 0.5 * log_prior
+        np.testing.assert_allclose(_centred(halo.transform(test)), _centred(by_hand), atol=1e-4)
+
+
+def _centred(logits):
+    return logits - logits.mean(1, keepdims=True)
+
+
+def plain_scores(case, outputs):
+    """The model's logits, and both stored heads minus these, (3, N, K)."""
+    heads = [outputs.features @ case[f"{key}_weight"].T + case[f"{key}_bias"] for key in ("lda", "q")]
+    return np.stack([outputs.logits, *(head - outputs.logits for head in heads)])
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +208,7 @@ def test_logits_of_any_size_are_solved(size):
         assert np.isfinite(logits).all()
         found = evaluate(logits, y, np.bincount(y))
         assert found.balanced == pytest.approx(expected.balanced, abs=0.04)
-        assert found.nll == pytest.approx(expected.nll, abs=0.05)
+        assert found.nll < expected.nll + 0.05
 
 
 def naive_numbers(names, scores, vectors, labels, weights, of_vectors=1.0):
@@ -207,7 +223,9 @@ def naive_numbers(names, scores, vectors, labels, weights, of_vectors=1.0):
         highest = logits.max(1)
         log_sum = highest + np.log(np.exp(logits - highest[:, None]).sum(1))
         losses = log_sum - logits[np.arange(len(labels)), labels]
-        return weights @ losses + 0.5 * np.square((x - means) / deviations).sum()
+        coupled = x.copy()
+        coupled[len(scores)] += x[0] - x[1 : len(scores)].sum()  # the model's factor brings its share of log pi
+        return weights @ losses + 0.5 * np.square((coupled - means) / deviations).sum()
 
     return minimize(value, means, method="BFGS", options={"gtol": 1e-8}).x
 
@@ -242,7 +260,7 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
         features=held_out.features[kept],
         split="validation",
     )
-    halo = HALO().fit(train, validation=head_only)
+    halo = HALO(tolerance=1e-9).fit(train, validation=head_only)
     assert halo.missing_.tolist() == [6, 7, 8, 9, 10, 11]
     assert halo.held_out_ == "a stack of heads; 69 held-out samples, none of class 6, 7, 8, 9, 10 and 1 more"
     features = head_only.features
@@ -263,18 +281,13 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
         HALO().fit(train, validation=(held_out.logits[one], held_out.labels[one], held_out.features[one]))
 
 
-def test_weights_go_by_the_samples_own_counts_where_these_are_not_those_of_training():
+def test_weights_go_by_the_samples_own_counts():
     counts = np.array([400, 100, 25])
-    labels = np.repeat([0, 1, 2], [40, 10, 2])
-    assert like_training(np.bincount(labels), counts)
+    labels = np.repeat([0, 1, 2], [40, 10, 5])
     weights = sample_weights(labels, counts)
     effective = weights.sum() ** 2 / np.square(weights).sum()
     assert weights.sum() == pytest.approx(effective)
-    np.testing.assert_allclose(weights / weights[0], (counts / 400.0)[labels] ** -0.5)
-    balanced = np.repeat([0, 1, 2], 30)
-    assert not like_training(np.bincount(balanced), counts)
-    weights = sample_weights(balanced, counts)
-    np.testing.assert_allclose(weights / weights[0], np.sqrt(counts / 400.0)[balanced])
+    np.testing.assert_allclose(weights / weights[0], (np.sqrt(counts / 400.0) * 40 / [40, 10, 5])[labels])
 
 
 @pytest.mark.parametrize("sizes", [[30, 30, 30, 30], [6, 15, 40, 90], [90, 40, 15, 6], [200, 5, 5, 5]])

@@ -70,14 +70,10 @@ def sample_weights(labels: np.ndarray, class_counts: np.ndarray) -> np.ndarray:
     """(M,) weights of held-out samples, summing to their effective number.
 
     They make the fit a posterior at the prior pi^(1/2), half-way between the training set and balance: w is
-    proportional to n^(-1/2) where the samples are distributed like training, in general to n^(1/2) / m with m
-    the held-out samples per class.
+    proportional to n^(1/2) / m with m the held-out samples per class.
     """
     held_out_counts = np.bincount(labels, minlength=len(class_counts))
-    counts = class_counts.astype(np.float64)
-    if like_training(held_out_counts, counts):
-        return to_effective_number((counts**-0.5)[labels])
-    return to_effective_number((np.sqrt(counts) / np.maximum(held_out_counts, 1))[labels])
+    return to_effective_number((np.sqrt(class_counts) / np.maximum(held_out_counts, 1))[labels])
 
 
 def to_effective_number(weights: np.ndarray) -> np.ndarray:

@@ -3,7 +3,8 @@
     logits = A eta + l1 (LDA - eta) + l2 (Q - eta) + c log pi + v z(log |W_j|)
 
 with z standardised over the classes. Each coefficient has a Gaussian prior, so the problem is strictly
-convex: Newton's method needs a handful of passes over the scores, whatever their number.
+convex: Newton's method needs a handful of passes over the scores, whatever their number. The prior of c is one of
+c + A - l1 - l2: eta contains log pi, so the correction of the training prior moves with the factor of eta.
 Scores are kept in float32, sums in float64.
 """
 
@@ -55,7 +56,7 @@ PRIORS: dict[str, Prior] = {
     "model": Prior(1 / 1.4, 0.25),
     "lda": Prior(0.1, 0.2),
     "balanced": Prior(0.1, 0.2),
-    "prior": Prior(-0.45, 0.2),
+    "prior": Prior(0.3, 0.2),
     "norms": Prior(0.0, 0.2),
 }
 
@@ -96,6 +97,9 @@ class Mixture:
         deviations = np.array([PRIORS[name].deviation for name in names])
         deviations[self.count :] *= EXTRAPOLATED if extrapolated else 1.0
         self.precision = deviations**-2
+        self.coupling = np.eye(len(names))  # (J, J), times the coefficients: what has the independent priors
+        if "prior" in names:
+            self.coupling[names.index("prior"), : self.count] = [1.0, *[-1.0] * (self.count - 1)]
 
     def solve(self, *, exact: bool = False) -> Solution:
         """Newton's method, from the means of the priors.
@@ -111,7 +115,7 @@ class Mixture:
         self.passes = 0
         x, value, converged = self._newton(*self._start(), exact=exact)
         if abs(x[0] - self.means[0]) > FAR / np.sqrt(self.precision[0]) and self._convert_priors(0.0):
-            x, value, converged = self._newton(self.means, self.evaluate(self.means), exact=exact)
+            x, value, converged = self._newton(self._centre, self.evaluate(self._centre), exact=exact)
         return Solution(x, value, converged, self.passes, None, time.perf_counter() - began)
 
     def _start(self) -> tuple[np.ndarray, Evaluation]:
@@ -119,15 +123,21 @@ class Mixture:
         if self.subsampling > 1:
             subsample = self._subsample()
             start = subsample.solve().x
-            self.means, self.precision = subsample.means, subsample.precision  # in the unit of the scores
+            # In the unit of the scores.
+            self.means, self.precision, self.coupling = subsample.means, subsample.precision, subsample.coupling
             if np.isfinite((evaluated := self.evaluate(start))[0]):
                 return start, evaluated
-        at_means = self.evaluate(self.means)
+        at_means = self.evaluate(self._centre)
         flat = 0 < self.curvature < FLAT and at_means[0] > 0.5 * self._no_model
         unit = -0.5 * float(np.log(self.curvature)) if flat else 0.0
         if (flat or not at_means[0] <= self._no_model) and self._convert_priors(unit):
-            at_means = self.evaluate(self.means)
-        return self.means, at_means
+            at_means = self.evaluate(self._centre)
+        return self._centre, at_means
+
+    @property
+    def _centre(self) -> np.ndarray:
+        """(J,) the coefficients at the means of the priors."""
+        return np.linalg.solve(self.coupling, self.means)
 
     def _subsample(self) -> Mixture:
         """The problem on one sample of each group of `subsampling` neighbours, weighted by the size of the group.
@@ -169,10 +179,9 @@ class Mixture:
         """
 
         def loss(log_unit: float) -> float:
-            x = self.means.copy()
+            x = self._centre
             x[: self.count] *= np.exp(log_unit)
-            pull = x - self.means
-            return self.evaluate(x)[0] - 0.5 * float((self.precision * pull) @ pull)
+            return self.evaluate(x)[0] - self._prior(x)[0]
 
         unit, least = start, loss(start)
         for step in (UNIT_STEP, -UNIT_STEP):
@@ -186,14 +195,21 @@ class Mixture:
             return False
         self.means[: self.count] *= np.exp(unit)
         self.precision[: self.count] *= np.exp(-2 * unit)
+        self.coupling[self.count :, : self.count] *= np.exp(-unit)
         return True
+
+    def _prior(self, x: np.ndarray) -> Evaluation:
+        """Value, gradient and Hessian of the negative log prior."""
+        pull = self.coupling @ x - self.means
+        weighted = self.precision[:, None] * self.coupling
+        return 0.5 * float((self.precision * pull) @ pull), weighted.T @ pull, self.coupling.T @ weighted
 
     @property
     def _no_model(self) -> float:
         """An upper bound of the value with all coefficients of the scores at 0."""
-        constant, pull = self.means[self.count :] @ self.vectors.numpy(), self.means[: self.count]
-        of_scores = 0.5 * self.precision[: self.count] @ np.square(pull)
-        return float(self.total * (np.log(len(constant)) + np.ptp(constant)) + of_scores)
+        x = np.append(np.zeros(self.count), self._centre[self.count :])
+        constant = x[self.count :] @ self.vectors.numpy()
+        return float(self.total * (np.log(len(constant)) + np.ptp(constant)) + self._prior(x)[0])
 
     def evaluate(self, x: np.ndarray) -> Evaluation:
         """Value, gradient (J,) and Hessian (J, J) of the negative log posterior; one pass over the samples."""
@@ -230,9 +246,5 @@ class Mixture:
         self.total = float(total)
         self.passes += 1
         self.curvature = float(hessian[0, 0]) / self.total
-        pull = x - self.means
-        return (
-            float(value) + 0.5 * float((self.precision * pull) @ pull),
-            gradient.numpy() + self.precision * pull,
-            hessian.numpy() + np.diag(self.precision),
-        )
+        of_prior = self._prior(x)
+        return float(value) + of_prior[0], gradient.numpy() + of_prior[1], hessian.numpy() + of_prior[2]
