@@ -71,27 +71,6 @@ def test_the_same_recipe_in_python(photos):
     assert (config.backbone, config.image_size, config.epochs, config.validation) == ("digits", 8, 3, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--backbone", "resnet999"), "unknown backbone 'resnet999'"),
-        (("--augment", "swirl"), "unknown augmentation 'swirl'"),
-        (("--method", "softmx"), "did you mean 'softmax'"),
-        (("--batch-size", "7", "--accumulate", "2"), "--batch-size 7 does not divide into 2 parts"),
-        (("--weights", "nowhere.pth"), "nowhere.pth"),
-        (("--tracker", "nothing"), "nothing"),
-        (("--sampler", "sometimes"), "unknown sampler 'sometimes'"),
-        (("--device", "gpu"), "unknown device 'gpu'; use auto, cpu, cuda"),
-    ],
-)
-def test_what_cannot_work_is_said_before_anything_is_written(capsys, photos, tmp_path, options, message):
-    code, _, said = run(capsys, "train", photos, "--out", tmp_path / "run", "--epochs=1", "--workers=0", *options)
-    assert code == 2
-    assert message in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_broken_image_is_named_before_anything_is_written(capsys, photos, tmp_path):
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "Train" / "two" / "0000.png").write_bytes(b"no picture")

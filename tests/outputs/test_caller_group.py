@@ -13,7 +13,7 @@ import torch.distributed as dist
 from longtail.distributed import World
 from longtail.errors import UserError
 from longtail.outputs import caller_group
-from longtail.outputs.caller_group import Meeting, change, taking_part
+from longtail.outputs.caller_group import change, taking_part
 
 
 @pytest.fixture
@@ -55,30 +55,11 @@ def leaves(rank):
     return lambda now: now.left(rank)
 
 
-def test_a_process_that_no_other_joins_works_alone(store, events):
-    assert call(0) == 1
-    assert change(store, lambda now: now) == Meeting(0, [], [])
-
-
-def test_a_call_that_needs_all_is_refused_without_one_and_names_it(store, events):
-    with pytest.raises(UserError, match="process 1 has not made this call, says process 0; each shows a part: make"):
-        call(0, needed="each shows a part")
-    assert change(store, lambda now: now) == Meeting(0, [], [])
-
-
 def test_no_process_works_alone_where_others_waited_too(events):
     """Of three processes one is missing; the second to give up saw the first."""
     events[3], events[8] = [enters(1, 3)], [leaves(1)]
     with pytest.raises(UserError, match="process 2 has not made this call, says process 0; some of the processes"):
         call(0, size=3)
-
-
-def test_time_does_not_run_while_another_finishes_its_last_call(events):
-    """However long it writes a file: the next call is made together."""
-    events[1], events[500], events[508] = [enters(1)], [leaves(1)], [enters(1)]
-    assert call(0) == 2
-    assert call(0) == 2
-    assert not events
 
 
 def test_a_process_that_was_killed_in_its_last_call_is_not_awaited_for_ever(events):

@@ -11,7 +11,6 @@ from longtail import Outputs
 from longtail.data.imbalance import ClassSubsample
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
-from longtail.files.tensors import read as read_arrays
 from longtail.heads.layers import fingerprint
 from longtail.metrics.scores import evaluate
 from longtail.outputs.inference import forward
@@ -280,15 +279,6 @@ def join(path, numbers, monkeypatch):
     monkeypatch.setattr(World, "barrier", lambda self: None)
     world = World(0, len(numbers), torch.device("cpu"))
     return join_shards(path, {}, numbers[0], {"class_counts": np.ones(3)}, {}, world, np.arange(5))
-
-
-def test_shards_of_several_processes_make_one_file(tmp_path, monkeypatch):
-    """Ten rows: two passes over five samples, and one row that two processes had, kept by one of them."""
-    path = tmp_path / "three.safetensors"
-    assert join(path, [np.array([0, 1, 6]), np.array([2, 3, 8, 7]), np.array([9, 4, -1, 5])], monkeypatch) == 10
-    arrays, _ = read_arrays(path)
-    assert arrays["logits"][:, 0].tolist() == list(range(10))
-    assert arrays["indices"][:].tolist() == [0, 1, 2, 3, 4] * 2
 
 
 def test_rows_missing_or_written_twice_are_named(tmp_path, monkeypatch):

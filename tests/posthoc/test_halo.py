@@ -8,10 +8,9 @@ from torch import nn
 
 from longtail import HALO, MARC, Outputs, evaluate
 from longtail.errors import UserError
-from longtail.posthoc import CRT, LogitAdjustment
-from longtail.posthoc.halo.heads import stack_heads
+from longtail.posthoc import LogitAdjustment
 from longtail.posthoc.halo.mixture import PRIORS
-from longtail.posthoc.halo.unseen import cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.halo.unseen import head_of_loss, mean_loss
 from longtail.posthoc.held_out import like_training, sample_weights
 from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.solver.linear import class_statistics
@@ -166,16 +165,8 @@ def test_few_held_out_samples_are_said():
     assert few.held_out_ == f"logits alone; 49 held-out samples ({usual})"
 
 
-def test_numbers_that_overflow_are_no_answer():
-    y = np.repeat([0, 1], [40, 10])
-    huge = 3e38 * (np.eye(2)[y] - 0.5).astype(np.float32)
-    noise = np.random.default_rng(0).normal(size=(50, 2))
-    halo = HALO().fit(noise, y, validation=(0.9 * huge, y))
-    assert np.isfinite(list(halo.numbers_.values())).all()
-
-
 @pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
-@pytest.mark.parametrize("size", [1e-30, 1e-6, 0.02, 30, 1e4, 1e8, 1e20, 1e30, 1e37])
+@pytest.mark.parametrize("size", [1e-30, 0.02, 1e4, 1e37])
 @pytest.mark.filterwarnings("error")
 def test_logits_of_any_size_are_solved(size):
     """The same decisions: the model's own factor takes the size back, whatever it is."""
@@ -375,25 +366,6 @@ def test_cross_fitting_helps_where_the_head_has_fitted_its_samples(frozen):
     np.testing.assert_array_equal(again.transform(test), halo.transform(test))
 
 
-def test_folds_leave_out_every_sample_once_and_never_the_only_one_of_a_class(frozen):
-    train, _ = frozen
-    data = from_outputs(train)
-    folds = cross_fit(data, train.features, lambda *given: {}, seed=3)
-    held = np.concatenate([fold.left_out for fold in folds])
-    assert sorted(held) == list(range(len(train)))
-    for fold in folds:
-        kept = np.setdiff1d(np.arange(len(train)), fold.left_out)
-        assert set(train.labels[kept]) == set(range(6))
-    single = Outputs(
-        np.append(train.labels[train.labels < 5], 5),
-        np.array([120, 60, 30, 15, 8, 1]),
-        logits=np.concatenate([train.logits[train.labels < 5], train.logits[-1:]]),
-        features=np.concatenate([train.features[train.labels < 5], train.features[-1:]]),
-    )
-    folds = cross_fit(from_outputs(single), single.features, lambda *given: {}, seed=3)
-    assert len(single) - 1 not in np.concatenate([fold.left_out for fold in folds])
-
-
 def test_the_own_head_is_fitted_anew_to_the_loss_it_has(frozen):
     train, _ = frozen
     labels = torch.from_numpy(train.labels)
@@ -420,20 +392,6 @@ def test_features_that_say_nothing_leave_the_model_as_it_is():
     halo = HALO().fit(logits, y, features=np.ones((86, 5)), validation=(held, y, np.ones((86, 5))))
     assert np.isfinite(halo.transform(logits, np.ones((86, 5)))).all()
     assert all(np.abs(head.weight).max() == 0 for head in halo.heads_.values())
-
-
-def test_the_balanced_head_costs_no_more_passes_than_crt(cifar_features):
-    data = cifar_features
-    counts = np.bincount(data["y"])
-    train = from_outputs(Outputs(data["y"], counts, logits=data["views"][0], features=data["view_features"][0]))
-    from longtail.posthoc.halo.heads import balanced_head
-
-    statistics = class_statistics(train.features, train.labels, 10)
-    _, solution = balanced_head(train.features, train.labels, statistics)
-    crt = CRT().fit(data["views"][0], data["y"], features=data["view_features"][0])
-    assert solution.converged
-    assert solution.evaluations <= crt.n_iter_
-    assert set(stack_heads(train, train.features, statistics, 1e-3)) == {"lda", "balanced"}
 
 
 def test_a_number_is_a_power_of_the_training_prior():

@@ -10,13 +10,11 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.errors import UserError
-from longtail.files.progress import Display
 from longtail.metrics.scores import evaluate
 from longtail.tasks.cells import Cell
 from longtail.tasks.compare import images_to_see
 from longtail.tasks.entries import Entry
 from longtail.tasks.rows import summarise
-from longtail.training.rehearsal import seconds_of
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, device="cpu")
 METHODS = ["softmax", "marc", "marc:gamma=0.5"]
@@ -268,11 +266,6 @@ def test_settings_of_a_single_run_are_refused(capsys, tmp_path):
     assert "--method is for a single run; a comparison takes --methods" in capsys.readouterr().err
 
 
-def test_entries_know_their_place():
-    assert (Entry.of("softmax").stage, Entry.of("marc").stage) == (1, 2)
-    assert Entry.of("marc:solver=sgd,gamma=1").label == "marc-solver=sgd-gamma=1"
-
-
 def test_command(capsys, tmp_path):
     words = [
         "compare",
@@ -306,25 +299,3 @@ def test_how_long_it_will_take_is_said_before_it_starts(tmp_path, capsys, monkey
     assert tried == ["softmax", "cbs"]  # a trial for each method, not for each seed
     assert "training 4 networks: about 2 min 00 s here; then 2 calibrations" in capsys.readouterr().err
     assert not (tmp_path / "out" / "runs").exists()
-
-
-def test_a_trained_network_is_scored_and_no_time_for_training_it_is_announced(tmp_path, capsys, monkeypatch):
-    first = longtail.compare(SHORT, ["softmax"], tmp_path, seeds=(0,))
-    capsys.readouterr()
-    for path in (tmp_path / "cells").iterdir():
-        path.unlink()
-    monkeypatch.setattr("longtail.tasks.compare.seconds_of", lambda *_: pytest.fail("training is tried"))
-    again = longtail.compare(SHORT, ["softmax", "marc"], tmp_path, seeds=(0,))
-    told = capsys.readouterr().err
-    assert "1 of 2  softmax, seed 0" in told
-    assert "training" not in told
-    assert again[0]["metrics"] == first[0]["metrics"]
-
-
-def test_the_trial_of_a_run_is_that_of_training_and_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    seconds = seconds_of(SHORT, Display(quiet=True))
-    assert seconds > 0
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="does not divide"):
-        seconds_of(replace(SHORT, batch_size=7, accumulate=2), Display(quiet=True))
