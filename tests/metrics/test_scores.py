@@ -10,7 +10,6 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion
 from longtail.errors import UserError
 from longtail.metrics.confidence import Predictions, binned, expected_calibration_error, reliability, softmax
 from longtail.metrics.scores import evaluate, evaluate_predictions, shot_accuracy
-from longtail.metrics.table import SCORES
 
 
 def test_shots_agree_with_the_decoupling_authors_code(golden):
@@ -179,14 +178,3 @@ def test_rows_are_numbered_across_chunks():
         evaluate_predictions([0, 2], [0, 1], [5, 3])
     with pytest.raises(UserError, match=r"a label lies outside 0\.\.1: -1 to 1"):
         evaluate_predictions([0, 1], [-1, 1], [5, 3])
-
-
-def test_a_thousand_classes_are_still_written_as_a_matrix():
-    metrics = evaluate_predictions(np.arange(1000), np.arange(1000), np.ones(1000))
-    written = metrics.to_dict()
-    assert len(written["confusion"]) == 1000
-    assert "cells" not in written
-    assert {name: written[name] for name in SCORES} == {name: getattr(metrics, name) for name in SCORES}
-    more = evaluate_predictions(np.arange(1001), np.arange(1001), np.ones(1001)).to_dict()
-    assert "confusion" not in more
-    assert len(more["confusion_cells"]) == 1001

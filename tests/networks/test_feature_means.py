@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from longtail.networks.feature_means import ClassMeans
+from longtail.networks.oltr import ClassMeans
 
 COUNTS = torch.tensor([20, 4, 1, 3])
 

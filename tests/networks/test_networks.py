@@ -1,6 +1,5 @@
 """What every network that changes more than the loss must do: any backbone, any size, save, resume, evaluate."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -8,13 +7,11 @@ import torch
 
 import longtail
 from longtail.backbones import build_backbone
-from longtail.backbones.weights import load_backbone
 from longtail.data.loading import Batch
 from longtail.heads.layers import head_of
 from longtail.methods import TRAIN_METHODS
 from longtail.networks.objective import Progress
 from longtail.recipes import RECIPES
-from longtail.runs.folder import Run
 
 COUNTS = torch.tensor([50, 20, 10, 4, 1])
 # The authors' alpha for ten classes; prototypes as they use them there.
@@ -26,7 +23,7 @@ OPTIONS = {
     "causal-norm": {"alpha": "1"},
 }
 METHODS = {name: name.replace("psc", "sc") for name in OPTIONS}
-FAMILIES = {"digits": (1, (8, 8)), "resnet8": (3, (19, 26)), "resnet10": (3, (65, 70)), "resnext50": (3, (33, 32))}
+FAMILIES = {"digits": (1, (8, 8)), "resnet8": (3, (19, 26)), "resnet10": (3, (65, 70))}
 
 
 def build(name, backbone="digits", channels=1):
@@ -64,30 +61,6 @@ def test_works_on_every_family_of_backbones_and_odd_sizes(name, backbone):
     assert features.ndim == 2
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_weights_come_back(name):
-    model, objective = build(name)
-    for step in (0, 5):
-        objective(model, batches(name), Progress(step, 10, step // 2, 5)).backward()
-    other, _ = build(name)
-    for parameter in other.parameters():
-        torch.nn.init.normal_(parameter)
-    other.load_state_dict(model.state_dict())
-    images = torch.randn(3, 1, 8, 8)
-    for network in (other, copy.deepcopy(model)):
-        assert torch.equal(network.eval()(images), model.eval()(images))
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_published_weights_go_into_the_backbone(name, tmp_path):
-    source = build_backbone("resnet8")
-    torch.save(source.state_dict(), tmp_path / "w.pth")
-    model, _ = build(name, "resnet8", 3)
-    load_backbone(model.get_submodule("backbone"), tmp_path / "w.pth")
-    images = torch.randn(2, 3, 16, 16)
-    torch.testing.assert_close(model.backbone.eval()(images), source.eval()(images))
-
-
 def config(name, **changes):
     return replace(RECIPES["digits-lt"], device="cpu", method=METHODS[name], options=OPTIONS[name], **changes)
 
@@ -97,11 +70,3 @@ def test_half_precision_and_parts_of_a_batch(name, tmp_path):
     changes = {"precision": "bf16", "accumulate": 2, "epochs": None, "iterations": 4}
     metrics = longtail.train(config(name, **changes), tmp_path / "run")
     assert metrics is not None
-
-
-def test_a_compiled_network_learns(tmp_path, capsys):
-    from longtail.files.progress import Display
-
-    longtail.train(config("causal-norm", epochs=2, compile=True), tmp_path / "run", display=Display())
-    assert "does not work here" not in capsys.readouterr().err
-    assert Run.open(tmp_path / "run").model().mean_features.abs().max() > 0

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from longtail.distributed import World
 from longtail.errors import UserError
-from longtail.outputs import caller_group
-from longtail.outputs.caller_group import change, taking_part
+from longtail.outputs import gather
+from longtail.outputs.gather import change, taking_part
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def events(store, monkeypatch):
             change(store, edit)
 
     now = SimpleNamespace(seconds=0, monotonic=lambda: now.seconds, sleep=sleep)
-    monkeypatch.setattr(caller_group, "time", now)
+    monkeypatch.setattr(gather, "time", now)
     monkeypatch.setenv("LONGTAIL_JOIN_TIMEOUT", "10")
     monkeypatch.setenv("LONGTAIL_TIMEOUT", "1000")
     return events
@@ -71,8 +71,8 @@ def test_a_process_that_was_killed_in_its_last_call_is_not_awaited_for_ever(even
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_or_none_take_part_however_they_come_and_go(store, monkeypatch, size):
     """Each process counts the calls that it made together with all: the same number everywhere."""
-    monkeypatch.setattr(caller_group, "joining_seconds", lambda: random.random() / 100)
-    monkeypatch.setattr(caller_group, "POLL_SECONDS", 0.0005)
+    monkeypatch.setattr(gather, "joining_seconds", lambda: random.random() / 100)
+    monkeypatch.setattr(gather, "POLL_SECONDS", 0.0005)
 
     def work(rank):
         together, alone = 0, 0

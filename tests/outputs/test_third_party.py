@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import longtail
 from longtail.errors import UserError
 from longtail.heads.kinds import CosineHead
-from longtail.posthoc import CRT, DisAlign
 
 # The networks are not trained, so their logits have nothing to do with the labels.
 pytestmark = pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
@@ -43,14 +42,6 @@ def test_a_transformer_of_images(digits, calibrated):
     repaired, _ = calibrated(vit(), batches, {"pixel_values": images})
     assert type(repaired).__name__ == "ViTForImageClassification"
     assert type(repaired.classifier) is nn.Linear
-
-
-def test_a_transformer_saves_and_loads_what_was_repaired(digits, tmp_path):
-    images, labels = digits
-    repaired, _ = longtail.calibrate(vit(), [{"pixel_values": images, "labels": labels}], device="cpu")
-    repaired.save_pretrained(tmp_path)
-    again = type(repaired).from_pretrained(tmp_path)
-    torch.testing.assert_close(logits_of(again, images), logits_of(repaired, images))
 
 
 class HeadFirst(nn.Module):
@@ -200,18 +191,3 @@ def test_any_loader(make, digits):
     outputs = longtail.extract(model, make(images, labels), device="cpu")
     assert outputs.labels.tolist() == labels.tolist()
     np.testing.assert_allclose(outputs.logits, logits_of(model, images), atol=1e-5)
-
-
-def test_hugging_face_data_for_a_hugging_face_model(digits, calibrated):
-    images, labels = digits
-    calibrated(vit(), hugging_face(images, labels), {"pixel_values": images})
-
-
-@pytest.mark.parametrize("method", [CRT(max_iter=2000), DisAlign(max_iter=20)], ids=str)
-def test_methods_that_need_features_get_them(method, digits):
-    images, labels = digits
-    model = HeadFirst()
-    repaired, fitted = longtail.calibrate(model, [(images, labels)], method, device="cpu")
-    features = model.zz_body(images).detach()
-    expected = fitted.transform(model.verdict(features).detach(), features)
-    torch.testing.assert_close(logits_of(repaired, images), expected, rtol=1e-3, atol=1e-3)

@@ -11,7 +11,7 @@ from longtail.errors import UserError
 from longtail.posthoc import LogitAdjustment
 from longtail.posthoc.halo.mixture import PRIORS
 from longtail.posthoc.halo.unseen import head_of_loss, mean_loss
-from longtail.posthoc.held_out import like_training, sample_weights
+from longtail.posthoc.held_out import sample_weights
 from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.solver.linear import class_statistics
 
@@ -108,24 +108,6 @@ def test_a_class_of_weight_zero_is_never_predicted(golden_case):
     assert set(halo.predict(test)) <= set(range(3, 12))
     assert np.isfinite(halo.transform(test)).all()
     assert halo.predict_proba(test)[:, :3].max() == 0
-
-
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        ([1.0, 2.0], r"one weight per class: shape \(12,\), not \(2,\)"),
-        (-np.arange(12.0), r"target_prior\[1\] is -1; weights are finite and at least 0"),
-        (np.full(12, np.nan), r"target_prior\[0\] is nan"),
-        (np.zeros(12), "0 for every class"),
-        ("balanced", "target_prior must be uniform, train, weights per class or a CSV file, not balanced"),
-    ],
-)
-def test_priors_that_cannot_be_are_named(golden_case, prior, message):
-    train, held_out, _ = golden_case
-    with pytest.raises(UserError, match=message):
-        HALO(prior).fit(train, validation=held_out)
-    with pytest.raises(UserError, match=message):
-        HALO().fit(train, validation=held_out).with_target_prior(prior)
 
 
 def test_without_unseen_samples_it_refuses_and_says_the_ways(golden_case):
@@ -252,20 +234,6 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
     one = kept & (held_out.labels == 0)
     with pytest.raises(UserError, match="held-out samples are of 1 class; HALO needs two classes"):
         HALO().fit(train, validation=(held_out.logits[one], held_out.labels[one], held_out.features[one]))
-
-
-def test_weights_go_by_the_samples_own_counts_where_these_are_not_those_of_training():
-    counts = np.array([400, 100, 25])
-    labels = np.repeat([0, 1, 2], [40, 10, 2])
-    assert like_training(np.bincount(labels), counts)
-    weights = sample_weights(labels, counts)
-    effective = weights.sum() ** 2 / np.square(weights).sum()
-    assert weights.sum() == pytest.approx(effective)
-    np.testing.assert_allclose(weights / weights[0], (counts / 400.0)[labels] ** -0.5)
-    balanced = np.repeat([0, 1, 2], 30)
-    assert not like_training(np.bincount(balanced), counts)
-    weights = sample_weights(balanced, counts)
-    np.testing.assert_allclose(weights / weights[0], np.sqrt(counts / 400.0)[balanced])
 
 
 @pytest.mark.parametrize("sizes", [[30, 30, 30, 30], [6, 15, 40, 90], [90, 40, 15, 6], [200, 5, 5, 5]])

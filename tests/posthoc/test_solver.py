@@ -170,17 +170,3 @@ def test_steps_beyond_the_reach_of_the_blocks_are_damped():
     assert solution.converged
     assert max(problem.trials) < 1e3  # Newton's first step: 8e4
     np.testing.assert_allclose(solution.x, 0, atol=1e-6)
-
-
-def test_what_one_problem_taught_saves_passes_on_the_next():
-    """A similar problem has the same answer to a few digits, and in scaled variables nearly the same curvature."""
-    known = minimise(Quadratic(classes=5, coupling=1e-2), np.zeros(10), tolerance=1e-8)
-    pairs = len(known.memory)
-    fresh, taught = (Quadratic(classes=5, coupling=1.1e-2) for _ in range(2))
-    start = fresh.best + 1e-2
-    first = np.abs(fresh.value_and_gradient(np.zeros(10))[1]).max()
-    without = minimise(fresh, start, first=first, tolerance=1e-10)
-    having = minimise(taught, start, first=first, tolerance=1e-10, memory=known.memory)
-    assert having.converged
-    assert having.evaluations < without.evaluations
-    assert len(known.memory) == pairs  # what was given is not changed

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from longtail.errors import UserError
 from longtail.heads.hooks import LAYERS, InputOutput
-from longtail.heads.layers import layer_of_zeros, linear_layer, weight_and_bias
-from longtail.heads.sharded import scattered
+from longtail.heads.layers import layer_of_zeros, linear_layer, scattered, weight_and_bias
 
 MakeHead = Callable[[nn.Linear], nn.Module]
 

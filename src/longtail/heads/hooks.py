@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from longtail.heads.sharded import whole
+from longtail.heads.layers import whole
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 InputOutput = tuple[Tensor, Tensor]

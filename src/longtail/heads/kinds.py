@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from longtail.errors import number
-from longtail.files.arrays import without_autocast
+from longtail.files.tensors import without_autocast
 from longtail.heads.layers import guess_head, new_linear
 
 SHORTEST = 1e-6  # shorter vectors are not stretched to length 1: no division by zero, no exploding gradient

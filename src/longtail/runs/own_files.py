@@ -36,9 +36,9 @@ OWN_FOLDERS = ("outputs", "report", "tensorboard", "wandb", ".*.part")
 
 def strangers(folder: Path) -> list[str]:
     """Names in a folder that no longtail command has written there, sorted."""
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    own = {path: OWN_FOLDERS if path.is_dir() else OWN_FILES for path in found}
-    return [path.name for path in found if not any(path.match(pattern) for pattern in own[path])]
+    content = sorted(folder.iterdir()) if folder.is_dir() else []
+    patterns = {path: OWN_FOLDERS if path.is_dir() else OWN_FILES for path in content}
+    return [path.name for path in content if not any(path.match(pattern) for pattern in patterns[path])]
 
 
 def require_only_runs(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The content of `run.json`: configuration, data and versions; format 1."""
+"""The content of `run.json`: configuration, data and versions; format 1. Also the network of a configuration."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+
+from longtail.backbones import build_backbone
 from longtail.config import TrainConfig, to_dict
+from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages
 from longtail.data.splits import Splits
-from longtail.errors import UserError
+from longtail.errors import UserError, choose
 from longtail.files.provenance import versions
 from longtail.files.records import FORMAT, as_record, checked, format_of, read_json, read_lines
+from longtail.heads.kinds import SAVED_HEADS
+from longtail.heads.layers import head_of, with_head
+from longtail.methods import TRAIN_METHODS
 from longtail.metrics.table import SCORES
+from longtail.networks.objective import Objective
 
 SPLITS = ("train", "validation", "test")
 MOST_CHANNELS = 4
@@ -111,8 +121,8 @@ class RunRecord:
     def digest(self) -> str:
         """A hash of class names, class counts and configuration; the weights of the run carry it."""
         config = {name: value for name, value in self.config.items() if name not in OF_THE_MACHINE}
-        known = [self.data.class_names, self.data.class_counts, config]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        described = [self.data.class_names, self.data.class_counts, config]
+        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
 def read_record(path: Path) -> RunRecord:
@@ -171,3 +181,23 @@ def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:
 def image_channels(splits: Splits) -> int:
     """Colour channels of the images: images read from files are converted to RGB."""
     return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3
+
+
+def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, Objective]:
+    """A new network of a configuration, with random weights, and its objective."""
+    method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
+    return method.build(build_backbone(config.backbone, channels), class_counts, config.options)
+
+
+def with_head_of_kind(model: nn.Module, kind: str) -> nn.Module:
+    """A copy of a network whose head is a new layer of another kind, of the same shape."""
+    old = head_of(model)
+    return with_head(model, SAVED_HEADS[choose("head", kind, SAVED_HEADS)](old.in_features, old.out_features))
+
+
+def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Transform, Transform]:
+    """(augmenting, clean) transforms of a configuration; streams differ in their random numbers."""
+    size = config.image_size
+    seed = int(np.random.SeedSequence((config.seed, stream)).generate_state(1, np.uint64)[0])
+    augmenting = training_transform(config.augment, splits.mean, splits.std, image_size=size, seed=seed)
+    return augmenting, clean_transform(config.augment, splits.mean, splits.std, image_size=size)
