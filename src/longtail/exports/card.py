@@ -18,9 +18,9 @@ from longtail.files.text import markdown_text, visible
 from longtail.methods import TRAIN_METHODS, candidate_title
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
-from longtail.runs.folder import CALIBRATION_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, Run, write_model
+from longtail.runs.folder import Run, write_model
 from longtail.runs.prediction import in_words
-from longtail.runs.record import read_journal, scores_in
+from longtail.runs.record import CALIBRATION_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, read_journal, scores_in
 from longtail.tasks.calibration import (
     OWN_FILES,
     ScoresFile,

@@ -22,7 +22,8 @@ from longtail.exports.network import Deployment
 from longtail.files.atomic import replacing, write_bytes, write_json
 from longtail.heads.kinds import saved_head
 from longtail.posthoc.priors import NEVER
-from longtail.runs.folder import CALIBRATION_FILE, RUN_FILE, Run
+from longtail.runs.folder import Run
+from longtail.runs.record import CALIBRATION_FILE, RUN_FILE
 from longtail.tasks.calibration import read_calibration
 
 NOTES = "longtail.json"

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from longtail.errors import UserError
 from longtail.files.tensors import single_at_least
 from longtail.heads.attach import OutputPath, logits_paths, shapes
-from longtail.heads.fold import why_not_linear
-from longtail.heads.hooks import LAYERS, InputOutput, changed, head_features, recording, recording_rows
+from longtail.heads.fold import LAYERS, InputOutput, changed, head_features, recording, recording_rows, why_not_linear
 
 Form = Literal["logits", "log_softmax", "softmax"]
 Reduction = Literal["mean", "pick", "unknown"]

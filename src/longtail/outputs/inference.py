@@ -20,7 +20,7 @@ from longtail.errors import UserError
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import OutputPath
 from longtail.heads.find import Head, close, follows, probe, search
-from longtail.heads.hooks import changed, head_features, recording
+from longtail.heads.fold import changed, head_features, recording
 from longtail.heads.layers import hash_of, runs_together, unwrap, whole
 from longtail.outputs.batches import ModelBatch
 from longtail.outputs.gather import taking_part

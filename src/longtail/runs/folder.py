@@ -30,6 +30,9 @@ from longtail.outputs.loaders import ImageLoader
 from longtail.outputs.record import Outputs
 from longtail.runs.outputs import image_loader, stored_outputs, subsample_of
 from longtail.runs.record import (
+    CALIBRATION_FILE,
+    MODEL_FILE,
+    RUN_FILE,
     CalibrationRecord,
     RunRecord,
     SplitRecord,
@@ -42,16 +45,6 @@ from longtail.runs.released import find_released, is_released
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
-
-
-RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE = (
-    "run.json",
-    "model.safetensors",
-    "checkpoint.safetensors",
-    "metrics.jsonl",
-    "progress.txt",
-    "calibration.json",
-)
 
 
 @dataclass(frozen=True)

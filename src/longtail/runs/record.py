@@ -1,9 +1,14 @@
-"""The content of `run.json`: configuration, data and versions; format 1. Also the network of a configuration."""
+"""The content of `run.json`: configuration, data and versions; format 1.
+
+Also the network of a configuration, and the names of all files that commands write into the folder of a run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +24,7 @@ from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages
 from longtail.data.splits import Splits
 from longtail.errors import UserError, choose
+from longtail.files.atomic import LOCK_FILE
 from longtail.files.provenance import versions
 from longtail.files.records import FORMAT, as_record, checked, format_of, read_json, read_lines
 from longtail.heads.kinds import SAVED_HEADS
@@ -27,6 +33,14 @@ from longtail.methods import TRAIN_METHODS
 from longtail.metrics.table import SCORES
 from longtail.networks.objective import Objective
 
+RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE = (
+    "run.json",
+    "model.safetensors",
+    "checkpoint.safetensors",
+    "metrics.jsonl",
+    "progress.txt",
+    "calibration.json",
+)
 SPLITS = ("train", "validation", "test")
 MOST_CHANNELS = 4
 # Settings that may differ where the same run is kept.
@@ -201,3 +215,68 @@ def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Tr
     seed = int(np.random.SeedSequence((config.seed, stream)).generate_state(1, np.uint64)[0])
     augmenting = training_transform(config.augment, splits.mean, splits.std, image_size=size, seed=seed)
     return augmenting, clean_transform(config.augment, splits.mean, splits.std, image_size=size)
+
+
+# Files that commands write into the folder of a run or of a calibration.
+RUN_FILES = (
+    RUN_FILE,
+    MODEL_FILE,
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    PROGRESS_FILE,
+    CALIBRATION_FILE,
+    "head.safetensors",
+    "*-calibrated.safetensors",
+    "before-after-*.json",
+    "diagnosis-*.json",
+    "metrics-*.json",
+    "metrics.csv",
+    "mlflow-run.txt",
+    "wandb-run.txt",
+    LOCK_FILE,
+    ".*.lock",
+    ".*.part",
+)
+PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
+RUN_FOLDERS = ("outputs", "report", "tensorboard", "wandb", ".*.part")
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names in a folder that no longtail command has written there, sorted."""
+    content = sorted(folder.iterdir()) if folder.is_dir() else []
+    patterns = {path: RUN_FOLDERS if path.is_dir() else RUN_FILES for path in content}
+    return [path.name for path in content if not any(path.match(pattern) for pattern in patterns[path])]
+
+
+def require_only_runs(folder: Path) -> None:
+    """Refuse to replace a folder that holds other files than a run and its results."""
+    more = [name for name in strangers(folder) if not (folder / name / RUN_FILE).is_file()]  # calibrations are runs
+    if more:
+        raise UserError(f"{folder} holds more than a run ({more[0]}), so it is not replaced; choose another --out")
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run, its calibrations and reports; the folder stays."""
+    require_only_runs(folder)
+    for path in folder.iterdir():
+        if path.name == LOCK_FILE:
+            continue  # locked by the process that replaces the run
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def remove_passing(folder: Path) -> None:
+    """Remove the files that only an unfinished run needs; the caller holds the folder."""
+    for name in PASSING_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def require_writable(folder: Path) -> None:
+    """Raises if a folder cannot be created or written to."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{nearest} is a file; choose another --out")
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"{nearest} cannot be written to; choose another --out")

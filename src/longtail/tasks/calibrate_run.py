@@ -19,8 +19,8 @@ from longtail.methods import describe_posthoc
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import chosen_images
-from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run, write_model
-from longtail.runs.record import CalibrationRecord
+from longtail.runs.folder import Run, write_model
+from longtail.runs.record import MODEL_FILE, RUN_FILE, CalibrationRecord
 from longtail.tasks.calibrate import fit_method
 from longtail.tasks.calibration import (
     CALIBRATED,

@@ -68,8 +68,15 @@ def main(words: list[str]) -> int:
         path = options.out or outputs_path(run, options.split, options.views, subsample)
         if path.exists() and not options.overwrite:
             raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
-        kept = {"subsample": subsample, "keep_logits": False if options.no_logits else None}
-        write_outputs(run, options.split, path, views=options.views, dtype=options.dtype, **kept)  # type: ignore[arg-type]
+        write_outputs(
+            run,
+            options.split,
+            path,
+            views=options.views,
+            subsample=subsample,
+            dtype=options.dtype,
+            keep_logits=False if options.no_logits else None,
+        )
     display.line(f"written: {path}")
     options.print_json({"outputs": str(path)})
     return 0
