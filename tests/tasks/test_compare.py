@@ -165,16 +165,17 @@ def test_progress_of_training_is_read_from_the_runs(compared):
     assert replace(cell, seed=7).images_seen() == 0
 
 
-def test_every_stage_one_network_is_calibrated_as_by_hand(tmp_path):
+def test_every_kind_of_stage_one_network_is_calibrated_as_by_hand(tmp_path):
     """All our networks end in a linear layer, so nothing is left out: the cell is what the folded network says."""
     from longtail.heads.layers import head_of
     from longtail.methods import TRAIN_METHODS
 
     config = replace(SHORT, epochs=None, iterations=30)
-    methods = [name for first in TRAIN_METHODS for name in (first, f"{first}+marc", f"{first}+halo")]
+    kinds = {(method.model, method.balances): name for name, method in reversed(TRAIN_METHODS.items())}.values()
+    methods = [name for first in kinds for name in (first, f"{first}+marc", f"{first}+halo")]
     found = {result["method"]: result for result in longtail.compare(config, methods, tmp_path, seeds=(0,))}
-    assert len(found) == 3 * len(TRAIN_METHODS)
-    for first in TRAIN_METHODS:
+    assert len(found) == 3 * len(kinds)
+    for first in kinds:
         run = longtail.Run.open(tmp_path / "runs" / f"{first}-seed0")
         train, validation, test = (
             run.outputs(split, views=views) for split, views in (("train", 1), ("validation", 0), ("test", 0))

@@ -146,7 +146,7 @@ def create(
         arrays = {name: _map(temporary, entries[name], 8 + len(text), "r+") for name in shapes}
         yield arrays
         _flush(*arrays.values())
-        _write_digest(_bytes(temporary, "r+"))
+        _write_digest(np.memmap(temporary, np.uint8, "r+"))
 
 
 def _metadata(details: dict[str, Any]) -> dict[str, str]:
@@ -164,10 +164,6 @@ def _flush(*arrays: np.ndarray) -> None:
     for array in arrays:
         if isinstance(array, np.memmap):
             array.flush()
-
-
-def _bytes(path: Path, mode: Any) -> np.ndarray:
-    return np.memmap(path, np.uint8, mode)
 
 
 def _digest_slice(content: np.ndarray) -> slice:
@@ -195,7 +191,7 @@ def _check_digest(path: Path, header: Header) -> None:
     if header.digest is None:
         return
     with reading(path, KIND):
-        content = _bytes(path, "r")
+        content = np.memmap(path, np.uint8, "r")
         matches = _digest(content, _digest_slice(content)) == header.digest
     if not matches:
         raise UserError(f"{path} is damaged: its content is not what was written; delete the file and make it again")

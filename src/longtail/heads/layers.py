@@ -155,7 +155,7 @@ def guess_head(model: nn.Module, name: str | None = None) -> HeadName:
     plain = [path for path in linears if not any(name.startswith(ADAPTERS) for name in path.split("."))]
     depth = _wrapper_depth(plain)
     groups = [[path for path in plain if path.split(".")[depth : depth + 1] == [usual]] for usual in USUAL_NAMES]
-    ends = [_last([(path, linears[path]) for path in group]) for group in groups if group]
+    ends = [_without_feeding([(path, linears[path]) for path in group])[-1][0] for group in groups if group]
     if ends:
         # `head.dense` feeds `classifier`, also where there are as many classes as features.
         last = [path for path, _ in _without_feeding([(path, linears[path]) for path in ends])]
@@ -181,11 +181,6 @@ def _without_feeding(linears: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn
     return [(path, layer) for path, layer in linears if layer.out_features not in inputs] or linears
 
 
-def _last(linears: list[tuple[str, nn.Linear]]) -> str:
-    """The last of the layers that feeds none of the others."""
-    return _without_feeding(linears)[-1][0]
-
-
 def _named(model: nn.Module, name: str, linears: dict[str, nn.Linear]) -> str:
     if name in linears:
         return name
@@ -202,11 +197,6 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
     head = unwrap(model).get_submodule(guess_head(model, name))
     assert isinstance(head, nn.Linear)
     return head
-
-
-def new_linear(in_features: int, num_classes: int, *, bias: bool = True, **where: Any) -> nn.Linear:
-    """A layer of zeros, made without drawing random numbers. `where` is a device and a dtype."""
-    return layer_of_zeros(nn.Linear, in_features, num_classes, bias=bias, **where)
 
 
 def layer_of_zeros(kind: type[Layer], *sizes: int, device: Any = "cpu", **settings: Any) -> Layer:
