@@ -265,20 +265,7 @@ def test_settings_of_a_single_run_are_refused(capsys, tmp_path):
 
 
 def test_command(capsys, tmp_path):
-    words = [
-        "compare",
-        "digits-lt",
-        "--epochs",
-        "3",
-        "--device",
-        "cpu",
-        "--methods",
-        "softmax",
-        "marc",
-        "--seeds",
-        "0",
-        "1",
-    ]
+    words = ["compare", "digits-lt", "--epochs=3", "--device=cpu", "--methods", "softmax", "marc", "--seeds", "0", "1"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert "MARC" in captured.out

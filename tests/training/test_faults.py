@@ -193,19 +193,7 @@ sys.exit(main(["train", "digits-lt", "--out", {str(tmp_path / "run")!r}]))
 def test_a_signal_in_a_comparison_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypatch, capfd, number):
     from longtail.cli import main
 
-    words = [
-        "compare",
-        "digits-lt",
-        "--epochs",
-        "1",
-        "--methods",
-        "softmax",
-        "--seeds",
-        "0",
-        "--device",
-        "cpu",
-        "--quiet",
-    ]
+    words = ["compare", "digits-lt", "--epochs=1", "--methods=softmax", "--seeds=0", "--device=cpu", "--quiet"]
     words += ["--out", str(tmp_path / "out")]
     asked = iter(range(1, 1000))
     monkeypatch.setattr(StopRequest, "requested", lambda self, world: number if next(asked) == 3 else 0)
