@@ -113,7 +113,8 @@ def calibrate(
         seed: random seed that selects these samples.
         progress: show a progress bar, in a terminal or a notebook.
     """
-    method = build_posthoc(method or "marc", {}) if method is None or isinstance(method, str) else method
+    if method is None or isinstance(method, str):
+        method = build_posthoc(method, {}) if method else MARC()
     display = Display(quiet=not progress)
     method.check_settings()
     few = None
