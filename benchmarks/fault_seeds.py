@@ -122,7 +122,7 @@ def readers_of(work: Path) -> list[tuple[Reader, tuple[str, ...]]]:
     from longtail.data.images import FileImages
     from longtail.data.list_files import find_images, read_list
     from longtail.data.parquet import read_parquet
-    from longtail.exports.head import read_head
+    from longtail.exports.formats import read_head
     from longtail.files.tensors import read_tensors
     from longtail.outputs.readers import read_outputs
     from longtail.posthoc.priors import log_target

@@ -16,7 +16,8 @@ from longtail import HALO, MARC, Outputs, train
 from longtail.metrics.intervals import over_seeds
 from longtail.metrics.scores import evaluate
 from longtail.posthoc.base import PostHoc
-from longtail.runs.folder import MODEL_FILE, RUN_FILE, Run
+from longtail.runs.folder import Run
+from longtail.runs.record import MODEL_FILE, RUN_FILE
 
 # Share of the training images that is held out, and of which classes.
 SHARES = {

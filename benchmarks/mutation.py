@@ -54,6 +54,8 @@ ROOMS = {
     # Not those that train whole runs, test_loop.py and test_faults.py: they take minutes.
     "training": ("training/*.py", [f"tests/training/test_{name}.py" for name in TRAINING_TESTS]),
 }
+# Tests that compare every default of a room.
+DEFAULTS = ("tests/posthoc/test_pinned.py::test_defaults", "tests/losses/test_common.py::test_a_loss_shows")
 
 
 def main() -> None:
@@ -106,7 +108,7 @@ def _tests_of(room: str, mutant: Mutant, tests: dict[str, dict[str, Any]]) -> tu
     folder = f"tests/{'tasks' if room == 'tables' else room}/"
     if mutant.function:
         calling = {name for name in tests if f"{file}:{mutant.function}" in tests[name]["calls"]}
-        found = [name for name in tests if name in calling or name.startswith(f"{folder}test_defaults.py")]
+        found = [name for name in tests if name in calling or name.startswith((f"{folder}test_defaults.py", *DEFAULTS))]
     else:
         calling = {name for name in tests if any(call.startswith(f"{file}:") for call in tests[name]["calls"])}
         found = [name for name in tests if name in calling or name.startswith(folder)]

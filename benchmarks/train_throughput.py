@@ -27,7 +27,7 @@ from longtail.data.autoaugment import CIFAR_POLICY, FILL, OPERATIONS
 from longtail.distributed import World
 from longtail.files.progress import Display
 from longtail.recipes import RECIPES
-from longtail.runs.network import build_network
+from longtail.runs.record import build_network
 from longtail.training.loop import Trainer, TrainingStep
 
 ENHANCERS = {

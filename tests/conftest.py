@@ -30,7 +30,7 @@ sys.path.append(str(Path(sys.prefix) / "vision"))
 DECLARATIONS = runpy.run_path(str(HERE / "torchvision_operators.py"))
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("tests", deadline=None)
+settings.register_profile("tests", deadline=None, max_examples=50)
 settings.load_profile("tests")
 
 

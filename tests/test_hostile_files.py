@@ -90,24 +90,8 @@ LOGITS = {
     "utf16.csv": lambda: "label,a,b\n0,1,2\n".encode("utf-16"),
     "nul.csv": lambda: b"label,a,b\n0,1,\x00\n",
     "huge-header.safetensors": lambda: safetensors(b"{}", length=90 << 20),
-    "huge-length.safetensors": lambda: safetensors(b"{}", length=2**63),
-    "deep.safetensors": lambda: safetensors(b"[" * 100_000),
-    "negative.safetensors": lambda: safetensors({"logits": entry([2, 2], -16, 0)}, bytes(16)),
     "overlapping.safetensors": lambda: safetensors(
         {"logits": entry([2, 2], 0, 16), "labels": entry([2], 8, 24, "I64")}, bytes(24)
-    ),
-    "gap.safetensors": lambda: safetensors({"logits": entry([2, 2], 8, 24)}, bytes(24)),
-    "short.safetensors": lambda: safetensors({"logits": entry([2, 2], 0, 16)}, bytes(15)),
-    "long.safetensors": lambda: safetensors({"logits": entry([2, 2], 0, 16)}, bytes(17)),
-    "terabytes.safetensors": lambda: safetensors({"logits": entry([10**12, 2], 0, 8 * 10**12)}, bytes(16)),
-    "fraction.safetensors": lambda: safetensors({"logits": entry([1.5, 2], 0, 12)}, bytes(12)),
-    "type.safetensors": lambda: safetensors({"logits": entry([2, 2], 0, 16, "PICKLE")}, bytes(16)),
-    "list.safetensors": lambda: safetensors([1]),
-    "null.safetensors": lambda: safetensors({"logits": None}),
-    "twice.safetensors": lambda: safetensors(
-        b'{"logits": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}, "logits": '
-        b'{"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}}',
-        bytes(8),
     ),
     "metadata.safetensors": lambda: safetensors({"__metadata__": {"longtail": "[" * 100_000}}),
 }
@@ -181,8 +165,6 @@ def test_toml(tmp_path, content, refused):
         {"epochs": "long"},
         {"epochs": [1]},
         {"epochs": float("inf")},
-        {"epochs": float("nan")},
-        {"epochs": 1, "seed": -1},
         {"epochs": 1, "seed": 10**38},
         {"epochs": 1, "momentum": -1},
         {"epochs": 1, "batch_size": 2.5},
@@ -246,16 +228,12 @@ COMMANDS = [
     ["train", "digits-lt", "--seed", "-1"],
     ["train", "digits-lt", "--seed", "9" * 39],
     ["train", "digits-lt", "--epochs", "inf"],
-    ["train", "digits-lt", "--epochs", "nan"],
     ["train", "digits-lt", "--momentum", "-1"],
-    ["train", "digits-lt", "--validation", "nan"],
     ["train", "digits-lt", "--lr", "inf"],
     ["train", "digits-lt", "--root", "a\0b"],
-    ["train", "digits-lt", "--out", ""],
     ["train", "digits-lt", "--out="],
     ["evaluate", ""],
     ["evaluate", "a\0b"],
-    ["compare", "digits-lt", "--methods", "softmax", "--seeds", "-1"],
     ["compare", "digits-lt", "--methods", "softmax", "--seeds", "9" * 39],
 ]
 

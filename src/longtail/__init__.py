@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from longtail.recipes import RECIPES
     from longtail.runs.folder import Run
     from longtail.runs.prediction import load
-    from longtail.tasks.attach import attach
-    from longtail.tasks.calibrate import calibrate
+    from longtail.tasks.calibrate import attach, calibrate
     from longtail.tasks.class_distribution import distribution
     from longtail.tasks.compare import compare
     from longtail.tasks.diagnose import diagnose
@@ -42,7 +41,7 @@ else:
         "Run": "runs.folder",
         "TrainConfig": "config",
         "UserError": "errors",
-        "attach": "tasks.attach",
+        "attach": "tasks.calibrate",
         "calibrate": "tasks.calibrate",
         "class_counts": "data.counts",
         "compare": "tasks.compare",

@@ -28,9 +28,15 @@ from longtail.losses import (
 from longtail.losses.base import Loss
 from longtail.networks.bbn import BBN, BBNObjective
 from longtail.networks.causal_norm import CausalNorm, CausalNormObjective
-from longtail.networks.classifier import Classifier, classifier_of_form, cosine_classifier
 from longtail.networks.hybrid_sc import HybridSC, HybridSCObjective
-from longtail.networks.objective import LossObjective, Objective, deferred_ldam
+from longtail.networks.objective import (
+    Classifier,
+    LossObjective,
+    Objective,
+    classifier_of_form,
+    cosine_classifier,
+    deferred_ldam,
+)
 from longtail.networks.oltr import OLTR, OLTRObjective
 from longtail.recipes import STAGE_TWO
 

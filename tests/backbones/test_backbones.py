@@ -10,7 +10,7 @@ from longtail.backbones import BACKBONES, build_backbone, num_features
 from longtail.backbones.resnet import CifarResNet
 from longtail.backbones.weights import load_backbone, read_weights
 from longtail.errors import UserError
-from longtail.networks.classifier import Classifier
+from longtail.networks.objective import Classifier
 
 
 def count(model: nn.Module) -> int:

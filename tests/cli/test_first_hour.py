@@ -15,7 +15,6 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.data.images import FileImages
-from longtail.training import recipe_for
 
 COUNTS = (60, 30, 12, 5)  # training images of zeros, ones, twos and threes
 NAMES = ("zero", "one", "two", "three")
@@ -64,32 +63,6 @@ def test_a_folder_is_trained_and_everything_chosen_is_said(capsys, photos, tmp_p
     assert "give any of these options to change it" in said
     assert "steps of 64 images: about" in said
     assert longtail.Run.open(tmp_path / "run").config.backbone == "digits"
-
-
-def test_the_same_recipe_in_python(photos):
-    config = recipe_for(str(photos), epochs=3)
-    assert (config.backbone, config.image_size, config.epochs, config.validation) == ("digits", 8, 3, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--backbone", "resnet999"), "unknown backbone 'resnet999'"),
-        (("--augment", "swirl"), "unknown augmentation 'swirl'"),
-        (("--method", "softmx"), "did you mean 'softmax'"),
-        (("--batch-size", "7", "--accumulate", "2"), "--batch-size 7 does not divide into 2 parts"),
-        (("--weights", "nowhere.pth"), "nowhere.pth"),
-        (("--tracker", "nothing"), "nothing"),
-        (("--sampler", "sometimes"), "unknown sampler 'sometimes'"),
-        (("--device", "gpu"), "unknown device 'gpu'; use auto, cpu, cuda"),
-    ],
-)
-def test_what_cannot_work_is_said_before_anything_is_written(capsys, photos, tmp_path, options, message):
-    code, _, said = run(capsys, "train", photos, "--out", tmp_path / "run", "--epochs=1", "--workers=0", *options)
-    assert code == 2
-    assert message in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_broken_image_is_named_before_anything_is_written(capsys, photos, tmp_path):
@@ -229,12 +202,6 @@ def test_a_report_without_its_extra_is_refused_at_the_start(capsys, trained, tmp
     assert code == 2
     assert "pip install 'longtail[report]'" in said
     assert not (tmp_path / "report").exists()
-
-
-def test_a_diagnosis_prints_sentences(trained):
-    outputs = longtail.Run.open(trained).outputs("test")
-    assert repr(outputs).startswith(f"Outputs(test: {len(outputs)} samples, {len(NAMES)} classes; features")
-    assert str(longtail.diagnose(outputs)) == longtail.diagnose(outputs).sentences()
 
 
 @pytest.mark.parametrize(

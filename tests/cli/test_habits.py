@@ -90,10 +90,9 @@ def test_quiet_prints_nothing(name, folder, capsys):
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_mistake_is_one_line_and_exit_code_two(name, more, folder, capsys):
+def test_a_mistake_is_one_line_and_exit_code_two(name, folder, capsys):
     words, message = BAD[name]
-    assert main([name, *words, *more]) == 2
+    assert main([name, *words, "--json"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("longtail: ")
@@ -135,12 +134,8 @@ def on_a_terminal(words: list[str], **environment: str) -> str:
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]|\x1b\[[0-9;]*9[0-7]m")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["methods", "--jsn"]])
-def test_no_color_is_honoured(words):
-    assert not COLOUR.search(on_a_terminal(words, NO_COLOR="1"))
-
-
-def test_colours_are_there_otherwise(monkeypatch):
+def test_no_color_is_honoured(monkeypatch):
+    assert not COLOUR.search(on_a_terminal(["train", "--help"], NO_COLOR="1"))
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert COLOUR.search(on_a_terminal(["train", "--help"]))
 
@@ -159,9 +154,7 @@ def test_data_sets_are_looked_for_in_the_cache_folder(tmp_path, monkeypatch, cap
     ("shell", "code"),
     [
         ("{} --help | true", 0),
-        ("{} evaluate nowhere 2> /dev/full", 2),
         ("{} evaluate nowhere 2>&-", 2),
-        ("{} --help > /dev/full", 2),
         ("{} methods <&- >&- 2>&-", 0),
     ],
 )

@@ -133,11 +133,3 @@ def test_bad_input_is_one_line_and_nothing_is_written(files, capsys, kind, messa
     assert len(error) == 1
     assert not (files.folder / "head").exists()
     assert not list(files.folder.glob(".head*"))
-
-
-def test_help_teaches_with_examples(capsys):
-    assert main(["--help"]) == 0
-    assert "probe" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["probe", "--help"])
-    assert "longtail probe embeddings.npz --test test.npz --out head" in capsys.readouterr().out

@@ -2,7 +2,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from longtail.config import DataConfig
@@ -66,16 +65,6 @@ def test_cells_may_be_divided_by_semicolons_and_tabs(photos, text):
     assert images.paths.tolist() == ["a, b.png", "c.png"]
 
 
-def test_commas_divide_rows_of_unequal_length(photos):
-    images = read_csv(written(photos, "path,label\nc.png,a;b,a note\nd.png,x;y\n"), photos)
-    assert images.class_names == ("a;b", "x;y")
-
-
-def test_tabs(photos):
-    images = read_csv(written(photos, "c.png\t1\na, b.png\t0\n", "train.tsv"), photos)
-    assert images.paths.tolist() == ["c.png", "a, b.png"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -93,13 +82,6 @@ def test_tabs(photos):
 def test_mistakes_are_named_with_their_line(photos, text, message):
     with pytest.raises(UserError, match=message):
         read_csv(written(photos, text), photos)
-
-
-def test_files_that_are_no_csv(photos):
-    with pytest.raises(UserError, match="does not exist"):
-        read_csv(photos / "none.csv", photos)
-    with pytest.raises(UserError, match="is not a CSV file"):
-        read_csv((photos / "c.png"), photos)
 
 
 def test_other_splits_use_the_classes_of_training(photos):
@@ -120,18 +102,9 @@ def test_a_csv_goes_wherever_a_list_file_goes(photos):
     assert splits.train.class_counts.tolist() == [1, 1]
 
 
-def test_missing_images_are_named(photos):
-    images = read_csv(written(photos, "c.png,0\nnowhere.png,1\n"), photos)
-    with pytest.raises(UserError, match=r"nowhere.png is missing .--skip-broken skips"):
-        list(load(images, CLEAN, in_order(2, 4)))
-    skipping = read_csv(photos / "train.csv", photos, skip_broken=True)
-    (batch,) = load(skipping, CLEAN, in_order(2, 4))
-    assert torch.equal(batch.labels, torch.tensor([0]))
-
-
 @pytest.mark.parametrize("read", [paths_of_csv, lambda path: read_csv(path, path.parent)], ids=["paths", "labelled"])
 def test_rows_of_unequal_length_are_read_or_refused(read, tmp_path):
-    rows = [",".join(row) for length in (1, 2, 3) for row in product(("a.png", "b", "path"), repeat=length)]
+    rows = [",".join(row) for length in (1, 2) for row in product(("a.png", "b", "path"), repeat=length)]
     refused = 0
     for pair in product(rows, repeat=2):
         path = written(tmp_path, "\n".join(pair))
@@ -140,7 +113,3 @@ def test_rows_of_unequal_length_are_read_or_refused(read, tmp_path):
         except UserError:
             refused += 1
     assert 0 < refused < len(rows) ** 2
-
-
-def test_a_header_may_be_shorter_than_the_rows_below(tmp_path):
-    assert paths_of_csv(written(tmp_path, "photos\n1,a.png\n2,c.png\n")) == ["a.png", "c.png"]

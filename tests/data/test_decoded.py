@@ -58,8 +58,7 @@ def batches(images, transform, workers=0):
     return torch.cat([batch.images for batch in found]), torch.cat([batch.indices for batch in found])
 
 
-@pytest.mark.parametrize("names", [("crop", "flip"), ("resized-crop", "flip", "jitter")])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("names", "workers"), [(("crop", "flip"), 0), (("resized-crop", "flip", "jitter"), 2)])
 def test_pixels_are_those_of_decoding_each_time(photos, names, workers, monkeypatch):
     images, transform = read_folder(photos), transform_of(*names)
     stored = resident(images, transform, CPU, cache_gb=1, workers=workers)

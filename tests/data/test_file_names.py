@@ -52,9 +52,15 @@ def test_a_kind_without_a_place_asks_for_it(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("train", ["train", "Train", "TRAINING"])
-@pytest.mark.parametrize("validation", ["val", "valid", "Validation", "dev"])
-@pytest.mark.parametrize("test", ["test", "Testing"])
+@pytest.mark.parametrize(
+    ("train", "validation", "test"),
+    [
+        ("train", "val", "test"),
+        ("Train", "valid", "Testing"),
+        ("TRAINING", "Validation", "test"),
+        ("train", "dev", "Test"),
+    ],
+)
 def test_splits_are_recognised_by_their_usual_names(tmp_path, train, validation, test):
     for name, images in ((train, 3), (validation, 1), (test, 2)):
         classes(tmp_path / name, images=images)

@@ -145,32 +145,7 @@ def test_mistakes_in_columns_are_named(tmp_path, columns, message):
         read_parquet([tmp_path / "train.parquet"])
 
 
-def test_missing_and_damaged_files_are_named(birds, tmp_path):
-    with pytest.raises(UserError, match=r"none.parquet does not exist"):
-        read_parquet([tmp_path / "none.parquet"])
-    (tmp_path / "half.parquet").write_bytes((birds / "test-00000-of-00001.parquet").read_bytes()[:100])
-    with pytest.raises(UserError, match=r"half.parquet is not a whole Parquet file"):
-        read_parquet([tmp_path / "half.parquet"])
-    with pytest.raises(UserError, match=r"expected .*cache/train-\*.parquet"):
-        open_splits(DataConfig(data="parquet", root=str(tmp_path / "cache")))
-
-
 def test_without_pyarrow_one_line_says_what_to_install(birds, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["distribution", str(birds)]) == 2
     assert capsys.readouterr().err == "longtail: Parquet files need pyarrow: pip install 'longtail[parquet]'\n"
-
-
-def test_training_and_evaluation_from_parquet_and_csv(birds, tmp_path):
-    words = ["--backbone", "resnet8", "--image-size", "16", "--iterations", "2", "--batch-size", "4", "--workers", "0"]
-    quiet = ["--validation", "0", "--device", "cpu", "--quiet", "--out"]
-    parquet = ["train", "--data", "parquet", "--root", str(birds)]
-    assert main([*parquet, *words, *quiet, str(tmp_path / "run")]) == 0
-    assert main(["evaluate", str(tmp_path / "run"), "--workers", "0", "--device", "cpu", "--quiet"]) == 0
-    assert longtail.Run.open(tmp_path / "run").class_names == NAMES
-    for seed in range(4):
-        (tmp_path / f"{seed}.png").write_bytes(encoded(seed))
-    (tmp_path / "train.csv").write_text("0.png,a\n1.png,b\n2.png,b\n3.png,b\n")
-    csv = ["train", "--data", "csv", "--root", str(tmp_path)]
-    assert main([*csv, *words, *quiet, str(tmp_path / "other")]) == 0
-    assert longtail.Run.open(tmp_path / "other").class_names == ["a", "b"]

@@ -66,7 +66,7 @@ def write_names(folder, names=NAMES, protocol=2):
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=protocol))
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_nothing_but_images_and_names_comes_out(tmp_path, monkeypatch, name, protocol):
     monkeypatch.chdir(tmp_path)
@@ -145,13 +145,11 @@ def test_whatever_the_bytes_a_value_or_one_error(tmp_path, content):
         load_plain_pickle(tmp_path / "bytes")
 
 
-@pytest.mark.parametrize(("order", "protocol"), [("C", 4), ("F", 2)])
-def test_images_and_names_are_read_in_every_form(tmp_path, order, protocol):
-    """As Python 2 and 3 write them: the names as text or as bytes, the rows in either order."""
-    pixels = np.random.default_rng(0).integers(0, 256, (50_000, 3072), dtype=np.uint8)
-    if order == "F":
-        pixels = np.asfortranarray(pixels)
-    write_names(tmp_path, [name.encode() for name in NAMES] if order == "F" else NAMES, protocol)
+def test_images_and_names_are_read_as_python_2_writes_them(tmp_path):
+    """Names as bytes, rows in Fortran's order; test_cifar.py reads those of Python 3."""
+    protocol = 2
+    pixels = np.asfortranarray(np.random.default_rng(0).integers(0, 256, (50_000, 3072), dtype=np.uint8))
+    write_names(tmp_path, [name.encode() for name in NAMES], protocol)
     for number in range(1, 6):
         batch = {b"data": pixels[number - 1 :: 5], b"labels": [number] * 10_000}
         (tmp_path / f"data_batch_{number}").write_bytes(pickle.dumps(batch, protocol=protocol))

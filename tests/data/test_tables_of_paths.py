@@ -3,7 +3,6 @@
 import csv
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,8 +10,6 @@ from PIL import Image
 
 import longtail
 from longtail.cli.main import main
-from longtail.config import DataConfig
-from longtail.data.list_files import find_images
 from longtail.data.splits import open_splits
 from longtail.errors import UserError
 
@@ -102,24 +99,3 @@ def test_images_in_parquet_files_follow_a_column_of_splits(photos):
     columns = {"image": content, "label": LABELS[:2] * 5, "split": ["train", "test"] * 5}
     splits = open_splits(str(written(photos / "birds.parquet", columns)))
     assert values(splits.test) == [20, 60, 100, 140, 180]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_held_out_files_beside_the_training_file(photos, kind):
-    written(photos / f"train.{kind}", {"path": paths(), "label": LABELS})
-    written(photos / f"test.{kind}", {"path": paths()[:2], "label": ["owl", "wren"]})
-    splits = open_splits(DataConfig(data=kind, root=str(photos), validation=0))
-    assert splits.test.labels.tolist() == [0, 2]
-    other = written(photos / f"mine.{kind}", {"path": paths(), "label": LABELS})
-    assert open_splits(str(other)).test is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_new_images_named_by_a_table(photos, kind):
-    table = written(
-        photos / f"new.{kind}", {"id": list(map(str, range(10))), "Photo": paths()} | {"path": paths()[::-1]}
-    )
-    assert [path.name for path in map(find_images([table], ("a", "b")).path, range(2))] == ["9.png", "8.png"]
-    if kind == "csv":
-        table = written(photos / "other.csv", {"id": list(range(10)), "Photo": paths()})
-        assert np.array_equal(find_images([table], ("a", "b")).paths, paths(photos))

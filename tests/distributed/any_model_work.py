@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Su
 import longtail
 from longtail.distributed import group_of_caller
 from longtail.errors import UserError
-from longtail.outputs.caller_group import change, taking_part
+from longtail.outputs.gather import change, taking_part
 
 SIZE = 101  # odd: the parts of two processes are uneven, and a distributed sampler pads
 

@@ -21,7 +21,7 @@ from longtail.tasks.evaluate import evaluate_run
 from longtail.training.loop import Trainer
 
 SHORT = replace(RECIPES["digits-lt"], epochs=None, iterations=4, warmup=0, device="cpu", evaluate_every=1000)
-METHODS = ("seesaw", "causal-norm", "oltr")
+METHODS = ("seesaw", "causal-norm", "oltr", "bbn", "hybrid-sc")
 POSTHOC = ("marc", "crt", "tau-norm", "halo", "auto")
 
 

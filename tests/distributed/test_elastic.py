@@ -111,23 +111,6 @@ def test_a_launch_of_the_same_name_does_not_take_over_a_run(undisturbed, torchru
     assert {path: path.read_bytes() for path in undisturbed.iterdir()} == before
 
 
-IDENTITY = """
-import sys
-from longtail.launch import launch_id
-sys.stderr.write(f"launch={launch_id()}=\\n")
-sys.exit(1)
-"""
-
-
-def test_a_launch_keeps_its_identity_over_restarts(torchrun, tmp_path):
-    (tmp_path / "identity.py").write_text(IDENTITY)
-    done = torchrun("--standalone", "--max-restarts=1", tmp_path / "identity.py", expect=1)
-    seen = [line.split("=")[1] for line in done.stderr.splitlines() if line.startswith("launch=")]
-    assert len(seen) >= 2  # a process may be stopped before it says so
-    assert len({*seen}) == 1
-    assert "None" not in seen
-
-
 @pytest.fixture
 def hosts():
     """Two network namespaces joined by a cable: (name, address) of each."""

@@ -32,13 +32,6 @@ def test_the_answer_from_features_is_that_from_logits(monkeypatch):
     np.testing.assert_allclose(two.beta_, one.beta_, atol=1e-6)
 
 
-def test_the_logits_of_the_labels_alone():
-    computed = outputs()
-    rows, labels = slice(3, 50), torch.from_numpy(computed.labels[3:50])
-    expected = computed.rows().read(rows).gather(1, labels.unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(computed.rows().of_labels(rows, labels).float(), expected)
-
-
 def test_many_logits_are_left_out_of_the_file(digits_copy, monkeypatch):
     run = Run.open(digits_copy)
     kept = run.outputs("train", views=1)

@@ -12,10 +12,9 @@ import torch
 import longtail
 from longtail import Outputs
 from longtail.data.samplers import SAMPLERS, Draw
-from longtail.distributed import SINGLE_PROCESS, World
+from longtail.distributed import SINGLE_PROCESS
 from longtail.files.progress import Display
 from longtail.methods import build_posthoc
-from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
 from longtail.runs.outputs import write_outputs
@@ -83,26 +82,6 @@ def test_calibration_is_that_of_one_process(work, alone, name):
         torch.testing.assert_close(models[1][key], value, atol=1e-6, rtol=0)
 
 
-class CountingWorld(World):
-    """One process that counts its exchanges."""
-
-    exchanges = 0
-
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        CountingWorld.exchanges += 1
-        return super().sum(tensor)
-
-
-def test_a_pass_of_crt_is_one_exchange():
-    labels = torch.arange(30) % 3
-    features = np.random.default_rng(0).normal(size=(30, 4))
-    statistics = class_statistics(features, labels, 3)
-    weights, world = torch.full((30,), 1 / 30).double(), CountingWorld(0, 1, SINGLE_PROCESS.device)
-    problem = LinearProblem(features, labels, weights, statistics, plain_penalty(0.1, statistics), world=world)
-    problem.value_and_gradient(np.zeros(15))
-    assert CountingWorld.exchanges == 1
-
-
 def of_both(folder: Path) -> list[dict]:
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
@@ -134,7 +113,13 @@ def same_parameters(both: list[dict], folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "summed"),
-    [("seesaw", ["loss.seen_counts"]), ("causal-norm", ["mean_features"]), ("oltr", ["class_means.sums", "centroids"])],
+    [
+        ("seesaw", ["loss.seen_counts"]),
+        ("causal-norm", ["mean_features"]),
+        ("oltr", ["class_means.sums", "centroids"]),
+        ("bbn", []),
+        ("hybrid-sc", []),
+    ],
 )
 def test_what_accumulates_is_summed(work, tmp_path, method, summed):
     both = of_both(work / method)
@@ -166,12 +151,3 @@ def test_one_step_of_two_processes_is_that_of_one(tmp_path, work):
     for folder in (tmp_path / "one", work / "plain"):
         losses.append(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
-
-
-def test_only_the_first_process_prints_and_writes(torchrun, tmp_path):
-    options = ["--epochs", "2", "--device", "cpu"]
-    done = torchrun("-m", "longtail", "train", "digits-lt", "--out", tmp_path / "run", *options)
-    lines = [line for line in done.stderr.splitlines() if line.startswith(("epoch", "done"))]
-    assert len(lines) == len({*lines})
-    assert sum(line.startswith("done") for line in lines) == 1
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == len(lines) - 1

@@ -78,34 +78,6 @@ def test_a_shard_in_another_folder(by_hand, digits_run, tmp_path):
     assert not (tmp_path / "a" / "run" / "outputs" / "test.safetensors").exists()
 
 
-TWICE = """
-import sys
-from pathlib import Path
-import numpy as np
-from longtail.cli import main
-from longtail.outputs.writer import join_shards, row_store
-from longtail.distributed import join
-import longtail.cli.commands.evaluate as command
-
-def write(arguments):
-    with join("cpu") as world:
-        path = Path("rows.safetensors")
-        rows = np.arange(4) + 3 * world.rank  # row 3 belongs to both
-        with row_store(path, np.dtype("float32"), world) as store:
-            store.add(features=np.zeros((4, 2)), labels=rows)
-            join_shards(path, store.arrays(), rows, {}, {}, world)
-
-command.main = write
-sys.exit(main(["evaluate"]))
-"""
-
-
-def test_a_row_written_twice(by_hand, tmp_path):
-    (tmp_path / "twice.py").write_text(TWICE)
-    ended = by_hand((["twice.py"], {}, tmp_path), (["twice.py"], {}, tmp_path))
-    assert "sample 3 was written twice to the shards of rows.safetensors" in one_reason(ended)
-
-
 def test_a_broken_row_in_the_share_of_one_process(by_hand, tmp_path):
     labels = np.arange(40) % 2
     logits = np.eye(2, dtype=np.float32)[labels]
@@ -216,11 +188,3 @@ def test_what_goes_wrong_everywhere_is_said_once(torchrun, tmp_path):
         "longtail: unrecognized options: --epoch, 3",
         "longtail: warning: this is odd",
     ]
-
-
-def test_commands_of_one_process_refuse_more(monkeypatch, capsys):
-    from longtail.cli.main import main
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["compare", "digits-lt"]) == 2
-    assert "longtail compare runs in one process; torchrun works with: train, extract" in capsys.readouterr().err

@@ -8,8 +8,7 @@ import longtail
 from longtail.errors import UserError
 from longtail.methods import build_posthoc
 from longtail.runs.folder import Run
-from longtail.tasks.calibrate_files import calibrate_files
-from longtail.tasks.calibrate_run import calibrate_run
+from longtail.tasks.calibrate_run import calibrate_files, calibrate_run
 
 
 @pytest.fixture(scope="module")

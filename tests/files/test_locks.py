@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -113,17 +112,3 @@ def test_without_locks_a_warning_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.warns(UserWarning, match="cannot be locked here; let only one process write"), holding(tmp_path):
         pass
-
-
-def test_the_wait_for_a_holder_that_goes_ends(tmp_path, holder, monkeypatch):
-    process = holder()
-    pauses = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        process.kill()
-        process.wait()
-
-    monkeypatch.setattr(time, "sleep", pause)
-    with holding(tmp_path):
-        assert pauses

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save_file as save_plain
 
 from longtail.errors import UserError
-from longtail.files.tensors import create, has_digest, read, read_header, read_tensors, rewrite, write_tensors
+from longtail.files.tensors import create, has_digest, read, read_header, read_tensors, write_tensors
 
 
 def write(path, rows=100, width=7):
@@ -89,17 +89,6 @@ def test_damage_is_named_unless_the_digest_is_not_checked(tmp_path):
     with pytest.raises(UserError, match=r"a.safetensors is damaged: its content is not what was written; delete"):
         read(path)
     assert read(path, check=False)[0]["values"].shape == (100, 7)
-
-
-def test_rewriting_one_array_keeps_the_file_whole(tmp_path):
-    path = tmp_path / "a.safetensors"
-    values, numbers = write(path)
-    size = path.stat().st_size
-    rewrite(path, "numbers", numbers % 3)
-    arrays, _ = read(path)
-    np.testing.assert_array_equal(arrays["numbers"], numbers % 3)
-    np.testing.assert_array_equal(arrays["values"], values)
-    assert path.stat().st_size == size
 
 
 def test_files_with_a_digest_per_chunk_are_read(tmp_path):

@@ -8,7 +8,7 @@ from longtail.backbones import build_backbone
 from longtail.errors import UserError
 from longtail.heads.kinds import CosineHead
 from longtail.heads.layers import guess_head, head_of, with_head
-from longtail.networks.classifier import classifier_of_form, cosine_classifier
+from longtail.networks.objective import classifier_of_form, cosine_classifier
 
 COUNTS = torch.tensor([50, 20, 5])
 

@@ -175,17 +175,6 @@ def test_a_difference_of_one_class_is_an_adjusted_walds():
     assert class_differences(np.zeros(400), np.ones(400), np.zeros(400, int), 1).low[0] == -1
 
 
-def test_which_side_of_zero():
-    assert Interval(0.2, 0.1, 0.3).excludes_zero
-    assert Interval(-0.2, -0.3, -0.1).excludes_zero
-    for unsure in (Interval(0.1, -0.1, 0.3), Interval(0.1, 0.0, 0.2), Interval(-0.1, -0.2, 0.0), Interval(0.2)):
-        assert not unsure.excludes_zero
-    for half_known in (Interval(0.2, low=0.1), Interval(-0.2, high=-0.1)):
-        assert half_known.half_width is None
-        assert not half_known.excludes_zero
-    assert Interval(0.2, 0.1, 0.3).half_width == pytest.approx(0.1)
-
-
 def test_classes_that_fell_are_named_the_deepest_first():
     labels = np.repeat([0, 1, 2], 40)
     before = np.ones(120, bool)

@@ -190,10 +190,8 @@ def test_features_are_not_taken_for_logits(data):
 NO_LAYER = "no linear layer or convolution of After outputs its logits"
 UNIT = "returns numbers between 0 and 1, and no layer outputs their logits; return the logits"
 ACTIVATIONS = {
-    "relu": (lambda z: (9 * z).relu(), NO_LAYER),
     "tanh": (torch.tanh, NO_LAYER),
     "log-softmax, tempered": (lambda z: (z / 3).log_softmax(1), NO_LAYER),
-    "normalised": (nn.functional.normalize, NO_LAYER),
     "clamp": (lambda z: z.clamp(0, 1), UNIT),
     "sigmoid": (torch.sigmoid, UNIT),
     "softmax, tempered": (lambda z: (z / 3).softmax(1), r"returns probabilities \(each row sums to 1\), and no layer"),

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from longtail.distributed import World
 from longtail.errors import UserError
-from longtail.outputs import caller_group
-from longtail.outputs.caller_group import Meeting, change, taking_part
+from longtail.outputs import gather
+from longtail.outputs.gather import change, taking_part
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def events(store, monkeypatch):
             change(store, edit)
 
     now = SimpleNamespace(seconds=0, monotonic=lambda: now.seconds, sleep=sleep)
-    monkeypatch.setattr(caller_group, "time", now)
+    monkeypatch.setattr(gather, "time", now)
     monkeypatch.setenv("LONGTAIL_JOIN_TIMEOUT", "10")
     monkeypatch.setenv("LONGTAIL_TIMEOUT", "1000")
     return events
@@ -55,30 +55,11 @@ def leaves(rank):
     return lambda now: now.left(rank)
 
 
-def test_a_process_that_no_other_joins_works_alone(store, events):
-    assert call(0) == 1
-    assert change(store, lambda now: now) == Meeting(0, [], [])
-
-
-def test_a_call_that_needs_all_is_refused_without_one_and_names_it(store, events):
-    with pytest.raises(UserError, match="process 1 has not made this call, says process 0; each shows a part: make"):
-        call(0, needed="each shows a part")
-    assert change(store, lambda now: now) == Meeting(0, [], [])
-
-
 def test_no_process_works_alone_where_others_waited_too(events):
     """Of three processes one is missing; the second to give up saw the first."""
     events[3], events[8] = [enters(1, 3)], [leaves(1)]
     with pytest.raises(UserError, match="process 2 has not made this call, says process 0; some of the processes"):
         call(0, size=3)
-
-
-def test_time_does_not_run_while_another_finishes_its_last_call(events):
-    """However long it writes a file: the next call is made together."""
-    events[1], events[500], events[508] = [enters(1)], [leaves(1)], [enters(1)]
-    assert call(0) == 2
-    assert call(0) == 2
-    assert not events
 
 
 def test_a_process_that_was_killed_in_its_last_call_is_not_awaited_for_ever(events):
@@ -90,8 +71,8 @@ def test_a_process_that_was_killed_in_its_last_call_is_not_awaited_for_ever(even
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_or_none_take_part_however_they_come_and_go(store, monkeypatch, size):
     """Each process counts the calls that it made together with all: the same number everywhere."""
-    monkeypatch.setattr(caller_group, "joining_seconds", lambda: random.random() / 100)
-    monkeypatch.setattr(caller_group, "POLL_SECONDS", 0.0005)
+    monkeypatch.setattr(gather, "joining_seconds", lambda: random.random() / 100)
+    monkeypatch.setattr(gather, "POLL_SECONDS", 0.0005)
 
     def work(rank):
         together, alone = 0, 0

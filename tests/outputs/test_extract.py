@@ -11,14 +11,12 @@ from longtail import Outputs
 from longtail.data.imbalance import ClassSubsample
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
-from longtail.files.tensors import read as read_arrays
 from longtail.heads.layers import fingerprint
 from longtail.metrics.scores import evaluate
 from longtail.outputs.inference import forward
-from longtail.outputs.writer import join_shards, shard_folder
+from longtail.outputs.rows import join_shards, shard_folder
 from longtail.runs.folder import Run
-from longtail.runs.outputs import outputs_path, write_outputs
-from longtail.runs.score import score
+from longtail.runs.outputs import outputs_path, score, write_outputs
 
 
 class Small(nn.Module):
@@ -29,11 +27,6 @@ class Small(nn.Module):
 
     def forward(self, x):
         return self.fc(self.body(x))
-
-
-class TakesNames(Small):
-    def forward(self, pixel_values, scale=1.0):
-        return {"logits": super().forward(pixel_values) * scale}
 
 
 X, Y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
@@ -71,15 +64,6 @@ def test_any_loader_gives_features_and_logits_in_evaluation_mode(loader):
     assert outputs.class_counts.tolist() == [7, 7, 6]
     assert outputs.model == fingerprint(model)
     np.testing.assert_array_equal(outputs.head_weight, model.fc.weight.detach())
-
-
-def test_batches_of_named_inputs():
-    model = TakesNames().eval()
-    loader = [{"pixel_values": X, "labels": Y}]
-    outputs = longtail.extract(model, loader, device="cpu")
-    np.testing.assert_allclose(outputs.logits, model(X)["logits"].detach(), atol=1e-6)
-    nested = longtail.extract(model, [({"pixel_values": X}, Y)], device="cpu")
-    np.testing.assert_allclose(nested.logits, outputs.logits)
 
 
 class WorksInPlace(Small):
@@ -282,19 +266,10 @@ def join(path, numbers, monkeypatch):
     return join_shards(path, {}, numbers[0], {"class_counts": np.ones(3)}, {}, world, np.arange(5))
 
 
-def test_shards_of_several_processes_make_one_file(tmp_path, monkeypatch):
-    """Ten rows: two passes over five samples, and one row that two processes had, kept by one of them."""
-    path = tmp_path / "three.safetensors"
-    assert join(path, [np.array([0, 1, 6]), np.array([2, 3, 8, 7]), np.array([9, 4, -1, 5])], monkeypatch) == 10
-    arrays, _ = read_arrays(path)
-    assert arrays["logits"][:, 0].tolist() == list(range(10))
-    assert arrays["indices"][:].tolist() == [0, 1, 2, 3, 4] * 2
-
-
 def test_rows_missing_or_written_twice_are_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="sample 1 was written twice"):
         join(tmp_path / "twice.safetensors", [np.array([0, 1]), np.array([1, 2])], monkeypatch)
-    monkeypatch.setattr("longtail.outputs.writer.shard_folder", lambda path, rank: path.with_name("elsewhere"))
+    monkeypatch.setattr("longtail.outputs.rows.shard_folder", lambda path, rank: path.with_name("elsewhere"))
     with pytest.raises(UserError, match=r"rows of a process are missing: .*elsewhere; all processes must write"):
         join(tmp_path / "two.safetensors", [np.array([0, 1]), np.array([2, 3])], monkeypatch)
     assert not list(tmp_path.glob("*.safetensors"))
@@ -311,18 +286,6 @@ def test_an_interrupted_extraction_leaves_nothing(of_a_run, digits_copy, monkeyp
     with pytest.raises(KeyboardInterrupt):
         run.outputs("test") if of_a_run else longtail.extract(Small(), [(X, Y)], path, device="cpu")
     assert list((digits_copy / "outputs").iterdir()) == []
-
-
-def test_outputs_on_the_images_of_another_run_are_not_mistaken_for_each_other(digits_copy):
-    run = Run.open(digits_copy)
-    assert outputs_path(run, "test", images_of=run) == outputs_path(run, "test")
-    others = []
-    for imbalance in (3.0, 10.0):
-        record = replace(run.record, config={**run.record.config, "imbalance": imbalance})
-        others.append(Run(digits_copy.parent / f"c{imbalance}" / "softmax-seed0", record))  # of one name
-    paths = {outputs_path(run, "test", images_of=other) for other in (run, *others)}
-    assert len(paths) == 3
-    assert {path.parent for path in paths} == {digits_copy / "outputs"}
 
 
 def test_images_per_class_are_read_and_no_others(digits_copy, monkeypatch):

@@ -54,20 +54,9 @@ PICTURES = {
         ("head.linear", "head_dist.linear"),
     ),
     "timm ResNetV2, convolution": (conv_head, ("head.fc",)),
-    "timm ViT, mean over tokens": (
-        lambda: timm_model("vit_tiny_patch16_224", global_pool="avg", **SMALL_VIT),
-        ("head",),
-    ),
     "torchvision MobileNet": (lambda: vision_model("mobilenet_v2"), ("classifier.1",)),
-    "torchvision ViT": (lambda: small_torchvision_vit(), ("heads.head",)),
     "transformers DeiT, distilled": (lambda: small_deit(), ("cls_classifier", "distillation_classifier")),
 }
-
-
-def small_torchvision_vit():
-    models = importing("torchvision.models.vision_transformer")
-    sizes = {"image_size": 32, "patch_size": 16, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 16}
-    return models.VisionTransformer(**sizes, num_classes=CLASSES)
 
 
 def small_deit():

@@ -1,7 +1,5 @@
 """Loaders that do not show every sample once: how many training samples a class has is asked of the data set."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -178,18 +176,3 @@ def test_samplers_that_cannot_be_asked(sampler):
     assert order.uneven
     assert order.positions is None
     assert training_counts(order, LABELS.numpy()[:40], 4).tolist() == COUNTS
-
-
-def test_workers_are_warned_about_where_the_loader_is_made_and_not_again():
-    model = nn.Linear(6, 4)
-    with pytest.warns(UserWarning, match="worker processes"):
-        loader = DataLoader(Folder(), 50, num_workers=64)
-    loader.num_workers, asked = 1, []
-    loader.check_worker_number_rationality = lambda: asked.append(warn_about_workers())
-    longtail.extract(model, loader, progress=False)
-    longtail.calibrate(model, loader, images_per_class=5, progress=False)
-    assert asked  # torch asked, and the warning, an error in these tests, was not raised
-
-
-def warn_about_workers():
-    warnings.warn("This DataLoader will create 64 worker processes in total.", UserWarning, stacklevel=2)

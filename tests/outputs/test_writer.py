@@ -8,7 +8,7 @@ from torch import nn
 
 import longtail
 from longtail.files.atomic import locked, replacing
-from longtail.outputs.writer import remove_shards, shard_folder
+from longtail.outputs.rows import remove_shards, shard_folder
 from longtail.runs.folder import Run
 from longtail.runs.outputs import outputs_path
 

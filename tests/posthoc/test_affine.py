@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail import MARC
-from longtail.data.imbalance import subsample_per_class
 from longtail.outputs import rows as logit_rows
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.solver import affine
-from longtail.posthoc.solver.affine import FEWEST_PER_CLASS, SUBSAMPLING, AffineProblem, _largest_subsample
+from longtail.posthoc.solver.affine import SUBSAMPLING, AffineProblem, _largest_subsample
 
 COUNTS = np.array([40, 12, 4])
 
@@ -60,29 +59,6 @@ def test_a_part_weighs_as_much_as_all_rows(monkeypatch):
     assert blocks.flat_curvature == pytest.approx(0.01 * whole.sample_weights.sum())
 
 
-def test_parts_of_parts_know_their_share(monkeypatch):
-    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
-    logits, y = repeated_rows(np.array([400, 300, 200]))
-    part = problem_of(logits, y).subsampled()
-    nested = part.subsampled()
-    assert nested.share == pytest.approx(nested.rows.shape[0] / len(y))
-    assert nested.rows.shape[0] <= part.rows.shape[0] // SUBSAMPLING
-
-
-@pytest.mark.parametrize(
-    ("each", "has_part"), [(SUBSAMPLING * FEWEST_PER_CLASS, True), (SUBSAMPLING * FEWEST_PER_CLASS - 1, False)]
-)
-def test_no_part_has_fewer_than_a_few_rows_of_a_class(each, has_part, monkeypatch):
-    logits, y = repeated_rows(np.array([each, each]))
-    assert problem_of(logits, y).subsampled() is None  # so small that it would save nothing
-    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
-    assert (problem_of(logits, y).subsampled() is not None) == has_part
-    monkeypatch.setattr(affine, "SMALL_PROBLEM", logits.size)
-    assert problem_of(logits, y).subsampled() is None
-    monkeypatch.setattr(affine, "SMALL_PROBLEM", logits.size - 1)
-    assert (problem_of(logits, y).subsampled() is not None) == has_part
-
-
 def test_large_problems_are_worked_in_float32_until_they_are_refined(monkeypatch):
     logits, y = repeated_rows()
     small = problem_of(logits, y)
@@ -113,18 +89,6 @@ def test_without_shifts_beta_stays(monkeypatch):
     assert blocks.flat is None
 
 
-@pytest.mark.parametrize(("max_iter", "passes"), [(None, 500), (7, 7)])
-def test_marc_gives_the_minimiser_its_settings(max_iter, passes, monkeypatch):
-    from longtail.posthoc import scale_and_shift
-
-    told = []
-    real = scale_and_shift.minimise
-    monkeypatch.setattr(scale_and_shift, "minimise", lambda *a, **k: told.append(k) or real(*a, **k))
-    logits, y = repeated_rows()
-    MARC(tolerance=0.5, max_iter=max_iter).fit(logits, y)
-    assert told == [{"tolerance": 0.5, "max_evaluations": passes}]
-
-
 def test_the_problem_of_marc_weighs_samples_by_class_and_divides_by_their_number():
     logits, y = repeated_rows()
     problem = MARC(ridge=0.3).problem(from_arrays(logits, y), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
@@ -132,46 +96,6 @@ def test_the_problem_of_marc_weighs_samples_by_class_and_divides_by_their_number
     assert problem.ridge == pytest.approx(0.3 * 10 / 3 * (1.0 + y).mean())
     heavier = problem.weighing(np.array([5.0, 1.0, 1.0]))
     assert heavier.ridge == pytest.approx(0.3 * 10 / 3 * np.where(y == 0, 5.0, 1.0 + y).mean())
-
-
-def test_rounding_is_a_share_of_the_largest_sum(monkeypatch):
-    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
-    logits, y = repeated_rows()
-    problem = problem_of(logits, y)
-    weights, norms = problem.sample_weights.numpy(), problem.norms.numpy()
-    by_scale = np.bincount(y, weights * logits[np.arange(len(y)), y])
-    by_shift = np.bincount(y, weights) * norms
-    largest = max(np.abs(by_scale).max(), by_shift.max())
-    units = np.sqrt(problem.rows.chunk_rows) / 4
-    assert problem.rounding == pytest.approx(np.finfo(np.float32).eps * units * largest)
-    heavy = problem_of(logits, y)
-    heavy.norms = 100 * heavy.norms
-    assert heavy.rounding == pytest.approx(np.finfo(np.float32).eps * units * 100 * by_shift.max())
-
-
-def test_which_rows_are_a_part(monkeypatch):
-    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
-    _, y = repeated_rows()
-    logits = np.random.default_rng(3).normal(size=(len(y), 3)).astype(np.float32)
-    chosen = subsample_per_class(y, _largest_subsample(COUNTS, len(y) // SUBSAMPLING), seed=0)
-    part = problem_of(logits, y).subsampled()
-    np.testing.assert_array_equal(part.rows.read(slice(None)), logits[chosen])
-
-
-def test_a_class_that_weighs_nothing_stays_without_weight_in_a_part(monkeypatch):
-    monkeypatch.setattr(affine, "SMALL_PROBLEM", 0)
-    logits, y = repeated_rows()
-    problem = problem_of(logits, y)
-    problem.sample_weights = torch.where(problem.labels == 1, 0.0, problem.sample_weights)
-    weights = problem.subsampled().sample_weights.numpy()
-    assert np.isfinite(weights).all()
-    np.testing.assert_allclose(np.bincount(problem.subsampled().labels.numpy(), weights)[1], 0)
-
-
-def test_logits_that_are_zero_have_blocks_too():
-    logits, y = repeated_rows()
-    blocks = problem_of(0 * logits, y, shifts=False).with_blocks(np.repeat([1.0, 0.0], 3))[2]
-    assert blocks.ab.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("small", [0, 1 << 22])

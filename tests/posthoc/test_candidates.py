@@ -1,21 +1,16 @@
 """The candidates of `Auto`: how they are fitted, compared and chosen."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.exceptions import ConvergenceWarning
 
 from longtail import HALO, MARC
 from longtail.errors import UserError
-from longtail.posthoc import CRT
 from longtail.posthoc.auto import (
     Candidate,
     Trial,
     _likelihood,
-    _methods,
     best_scale,
     stratified,
     target_weights,
@@ -23,7 +18,7 @@ from longtail.posthoc.auto import (
 )
 from longtail.posthoc.inputs import from_arrays, from_outputs
 
-from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, outputs
+from .conftest import LABELS, LOGITS, RNG, TARGET, outputs
 
 
 def test_the_best_scale_is_that_of_the_greatest_likelihood():
@@ -62,27 +57,6 @@ def test_the_model_stays_unless_something_is_surely_better():
     assert trial(as_it_is, nearly, [-0.1, -0.1, -0.1, -0.05]).chosen.name == "2"
 
 
-def test_candidates_need_features_on_both_sides_for_a_new_classifier():
-    plain, full = from_arrays(LOGITS, LABELS), from_arrays(LOGITS, LABELS, features=FEATURES)
-
-    def names(*given):
-        return list(_methods(*given))
-
-    simple = ["softmax", "logit-adjustment", "marc"]
-    assert names(full, full) == [*simple, "crt", "halo"]
-    assert names(full, plain) == names(plain, full) == names(plain, plain) == [*simple, "halo"]
-    assert names(None, full) == simple
-
-
-def test_a_new_classifier_begins_small():
-    """As `nn.Linear` does: within one by the root of the width. One step with a tiny rate leaves it there."""
-    fitted = CRT("sgd", max_iter=1, lr=1e-9, ridge=0.0).fit(LOGITS, LABELS, features=np.tile(FEATURES, 8))
-    assert 0.15 < np.abs(fitted.weight_).max() <= 1 / math.sqrt(24) + 1e-6
-    assert np.abs(fitted.bias_).max() < 1e-6
-    other = CRT("sgd", max_iter=1, lr=1e-9, ridge=0.0, seed=1).fit(LOGITS, LABELS, features=np.tile(FEATURES, 8))
-    assert (other.weight_ != fitted.weight_).any()
-
-
 def test_only_fits_on_held_out_samples_are_done_again():
     train, held_out = from_outputs(outputs()), from_outputs(outputs("validation", seed=3))
     halo = HALO().fit_checked(train, held_out)
@@ -93,17 +67,6 @@ def test_only_fits_on_held_out_samples_are_done_again():
     # One sample of the second class: the fold that leaves it out keeps the fit on all of them.
     scarce = held_out.subset(np.flatnonzero((LABELS == 0) | (np.arange(len(LABELS)) == np.argmax(LABELS == 1))))
     assert len(try_candidates(train, scarce, "uniform").candidates) == 5
-
-
-def test_a_new_classifier_gets_its_passes():
-    """1,000 passes unless told otherwise; what is told is obeyed."""
-    with pytest.warns(ConvergenceWarning, match="after 3 passes"):
-        CRT(max_iter=3, tolerance=1e-9).fit(LOGITS, LABELS, features=FEATURES)
-    assert CRT(tolerance=1e-7, ridge=0.1).fit(LOGITS, LABELS, features=FEATURES).result_.converged
-    assert CRT("sgd", max_iter=4).fit(LOGITS, LABELS, features=FEATURES).n_iter_ == 4
-    assert MARC(solver="sgd", max_iter=5).fit(LOGITS, LABELS).n_iter_ == 5
-    with pytest.warns(ConvergenceWarning, match="after 2 passes"):
-        MARC(max_iter=2, tolerance=1e-12).fit(LOGITS, LABELS)
 
 
 def test_a_candidate_is_scored_at_the_temperature_of_the_other_folds():

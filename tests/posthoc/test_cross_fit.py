@@ -1,15 +1,12 @@
 """Cross-fitting: folds, and heads with a given training loss."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from longtail.errors import UserError
-from longtail.posthoc.halo import unseen as cross_fit_module
-from longtail.posthoc.halo.unseen import _scale_of, _stratified, cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.halo.unseen import _stratified, cross_fit, head_of_loss
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.solver.linear import class_statistics
 
@@ -36,67 +33,6 @@ def test_folds_leave_single_samples_where_they_are():
     scarce = from_arrays(RNG.normal(size=(4, 3)), [0, 0, 1, 2], features=RNG.normal(size=(4, 3)))
     with pytest.raises(UserError, match="two classes with at least two samples each"):
         cross_fit(scarce, scarce.features, lambda part, inputs, statistics: {})
-
-
-@pytest.mark.parametrize("loss", [1.2, 0.8, 0.3])
-def test_a_head_is_found_by_its_loss(loss):
-    statistics = class_statistics(FEATURES, TARGET, 4)
-    head = head_of_loss(FEATURES, TARGET, statistics, loss)
-    reached = F.cross_entropy(head.scores(torch.from_numpy(FEATURES)), TARGET).item()
-    best = F.cross_entropy(head_of_loss(FEATURES, TARGET, statistics, 0.0).scores(torch.from_numpy(FEATURES)), TARGET)
-    assert reached == pytest.approx(max(loss, best.item()), rel=1e-3)
-
-
-def test_a_loss_of_chance_is_that_of_a_head_without_an_opinion():
-    head = head_of_loss(FEATURES, TARGET, class_statistics(FEATURES, TARGET, 4), 2.0)
-    assert not head.weight.any()
-    assert not head.bias.any()
-    assert mean_loss(from_arrays(LOGITS, LABELS)) == pytest.approx(
-        F.cross_entropy(torch.from_numpy(LOGITS), TARGET).item(), rel=1e-5
-    )
-
-
-@pytest.mark.parametrize("size", [0.1, 1.0, 8.0])
-def test_the_scale_of_scores_gives_their_loss(size):
-    scores = size * torch.from_numpy(LOGITS)
-
-    def loss(scale):
-        return F.cross_entropy(scale * scores, TARGET).item()
-
-    assert loss(_scale_of(scores, TARGET, 1.3)) == pytest.approx(1.3, abs=1e-6)
-    assert _scale_of(scores, TARGET, math.log(4) + 1e-9) == 0  # no opinion is enough
-    best = _scale_of(scores, TARGET, 0.0)  # out of reach: the nearest
-    grid = np.geomspace(1e-3, 50, 2000)
-    assert loss(best) <= min(loss(scale) for scale in grid) + 1e-6
-    assert 0 < best < 50
-    clear = 0.1 * torch.eye(4, dtype=torch.float64)[TARGET]  # larger is always better
-    assert 49 < _scale_of(clear, TARGET, 0.0) <= 50
-
-
-def test_stages_of_a_smaller_ridge_end_when_all_is_known():
-    """Samples that a line tells apart: the loss falls below any that is asked for, by the scale alone at last."""
-    labels = torch.arange(12) % 2
-    features = np.stack([np.where(labels == 0, -3.0, 3.0), np.linspace(-1, 1, 12)], 1)
-    statistics = class_statistics(features, labels, 2)
-    for loss in (0.3, 0.05, 0.004):
-        head = head_of_loss(features, labels, statistics, loss)
-        assert F.cross_entropy(head.scores(torch.from_numpy(features)), labels).item() == pytest.approx(loss, rel=1e-3)
-
-
-def test_the_loss_of_a_large_head_is_taken_from_some_rows(monkeypatch):
-    """At most so many scores: of 19 samples with 4 classes every second for 38."""
-    seen = []
-    real = cross_fit_module._scores
-    monkeypatch.setattr(
-        cross_fit_module,
-        "_scores",
-        lambda head, features, rows: seen.append(rows.tolist()) or real(head, features, rows),
-    )
-    statistics = class_statistics(FEATURES, TARGET, 4)
-    for looked_at, step in ((38, 2), (76, 1), (75, 1), (25, 3)):
-        monkeypatch.setattr(cross_fit_module, "LOSS_SCORES", looked_at)
-        head_of_loss(FEATURES, TARGET, statistics, 1.2)
-        assert seen[-1] == list(range(0, 19, step))
 
 
 def test_heads_of_a_fold_are_fitted_on_the_other_samples():

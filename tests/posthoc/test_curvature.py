@@ -7,7 +7,7 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 from longtail.posthoc.solver import Problem, minimise
-from longtail.posthoc.solver.curvature import MEMORY, Blocks, Memory, Scaling, Unscaled
+from longtail.posthoc.solver.curvature import Blocks, Memory, Scaling, Unscaled
 
 RNG = np.random.default_rng(0)
 FACTORS = RNG.normal(size=(4, 2, 2))
@@ -73,13 +73,6 @@ def test_the_flat_direction_is_stretched_to_be_like_the_rest(known):
     np.testing.assert_allclose(scaling.step(across), plain.step(across), rtol=1e-9)
 
 
-def test_a_class_whose_two_directions_look_alike_keeps_a_little_of_the_second():
-    one = np.ones(1)
-    scaling = Scaling(Blocks(4 * one, 6 * one, 9 * one, np.inf * one), np.ones(2))
-    assert scaling.second == pytest.approx(np.sqrt(9e-12))
-    assert np.isfinite(Scaling(Blocks(0 * one, 0 * one, 0 * one, np.inf * one), np.zeros(2)).step(np.zeros(2))).all()
-
-
 def test_memory_is_the_inverse_of_bfgs():
     hessian = np.diag([1.0, 3.0, 10.0]) + 0.5
     memory, pairs = Memory(), []
@@ -97,20 +90,6 @@ def test_memory_is_the_inverse_of_bfgs():
     np.testing.assert_array_equal(Memory().direction(g), -g)
 
 
-def test_memory_keeps_the_last_pairs_and_none_that_bend_the_wrong_way():
-    memory = Memory()
-    memory.add(np.array([1.0, 0.0]), np.array([-1.0, 0.0]))
-    memory.add(np.array([1.0, 0.0]), np.array([1e-13, 1.0]))
-    assert len(memory) == 0
-    for number in range(MEMORY + 5):
-        memory.add(np.eye(2)[number % 2], (1.0 + number) * np.eye(2)[number % 2])
-    assert len(memory) == MEMORY == 20
-    other = memory.copy()
-    other.add(np.ones(2), np.ones(2))
-    np.testing.assert_allclose(memory.direction(np.array([0.0, 24.0])), [0, -1], rtol=1e-9)
-    assert other.direction(np.array([0.0, 24.0]))[0] != 0
-
-
 class Line(Problem):
     """A function of one number."""
 
@@ -120,37 +99,6 @@ class Line(Problem):
     def value_and_gradient(self, x):
         self.seen.append(float(x[0]))
         return self.value(x[0]), np.array([self.slope(x[0])])
-
-
-def test_exactly_three_tenths_of_the_reach_is_not_far():
-    one = np.ones(1)
-    for gradient, is_far in ((3.0, False), (3.1, True)):
-        assert Scaling(Blocks(one, 0 * one, one, 10 * one), np.array([gradient, 0.0])).is_far == is_far
-
-
-@pytest.mark.parametrize(
-    ("steepness", "best", "seen"),
-    [
-        (1, 20.0, [0, 1, 4]),  # the slope at 1 is above nine tenths of the first: four times as far
-        (1, 10.0, [0, 1]),  # nine tenths are flat enough
-        (1000, 0.1, [0, 1, 0.1]),  # too far: where the line through both slopes is 0
-        (1, 0.5, [0, 0.5]),  # a gradient below 1 is itself the first step
-    ],
-)
-def test_points_of_a_line_search(steepness, best, seen):
-    line = Line(lambda x: 0.5 * steepness * (x - best) ** 2 + 1, lambda x: steepness * (x - best))
-    minimise(line, np.zeros(1), tolerance=1e-9)
-    assert line.seen[: len(seen)] == pytest.approx(seen)
-
-
-@pytest.mark.parametrize(("slope", "guess"), [(-99.0, 0.9), (-0.001, 0.1)])
-def test_a_point_between_two_others_is_well_inside(slope, guess):
-    """Slopes that differ by a factor of a hundred: nine tenths, or one tenth, of the way."""
-    line = Line(lambda x: 1.0 if x == 0 else 2.0, lambda x: slope if x == 0 else 1.0)
-    with pytest.warns(ConvergenceWarning):
-        minimise(line, np.zeros(1), tolerance=1e-9, max_evaluations=3)
-    first, second = line.seen[1:]
-    assert second / first == pytest.approx(guess)
 
 
 def test_a_line_search_that_leads_nowhere_leaves_the_point():

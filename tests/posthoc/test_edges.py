@@ -9,21 +9,15 @@ from sklearn.exceptions import ConvergenceWarning
 from longtail import HALO, MARC, Outputs
 from longtail.errors import UserError
 from longtail.posthoc import (
-    CRT,
     LWS,
     DisAlign,
-    LogitAdjustment,
     MatrixScaling,
     PlattScaling,
     TemperatureScaling,
     VectorScaling,
 )
-from longtail.posthoc.halo.heads import spread, stack_heads
-from longtail.posthoc.halo.unseen import cross_fit
-from longtail.posthoc.held_out import like_training, require_unseen
-from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.held_out import like_training
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.solver.linear import SMALL_PROBLEM, LinearHead, LinearProblem, class_statistics
 
 RNG = np.random.default_rng(11)
 LABELS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 2)
@@ -132,27 +126,6 @@ def test_halo_mixes_differences_from_the_models_own_logits():
     np.testing.assert_allclose(fitted.transform(LOGITS, FEATURES), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_heads_of_the_stack_are_as_wide_as_the_logits():
-    data = from_arrays(3 * LOGITS, LABELS, features=FEATURES)
-    made = stack_heads(data, FEATURES, class_statistics(FEATURES, data.labels, 4), 1e-3)
-    ones = torch.ones(19, dtype=torch.float64)
-    own = spread(data.rows, ones)
-    assert list(made) == ["lda", "balanced"]
-    for head in made.values():
-        assert spread(from_arrays(FEATURES @ head.weight.T + head.bias, LABELS).rows, ones) == pytest.approx(own)
-        np.testing.assert_allclose(head.weight.sum(0), 0, atol=1e-9)
-
-
-def test_missing_classes_are_named():
-    labels = np.array([0] * 6 + [1] * 4)
-    fitted = HALO().fit(LOGITS, LABELS, validation=(HELD[:10], labels))
-    few = "few: the numbers, and so the confidence, stay near those usual for networks"
-    assert fitted.held_out_ == f"logits alone; 10 held-out samples ({few}), none of class 2, 3"
-    assert fitted.missing_.tolist() == [2, 3]
-    with pytest.raises(UserError, match="held-out samples are of 1 class; HALO needs two classes"):
-        HALO().fit(LOGITS, LABELS, validation=(HELD[:6], labels[:6]))
-
-
 @pytest.mark.parametrize(
     ("own", "counts", "answer"),
     [
@@ -167,45 +140,6 @@ def test_what_is_like_training(own, counts, answer):
     assert like_training(np.array(own), np.array(counts)) is answer
 
 
-def test_rows_that_are_equal_by_chance_within_training_are_allowed():
-    """Of 40 training rows 8 are pairs: a fifth; 3 in 10 of the held-out rows may be known."""
-    rows = np.arange(80.0).reshape(40, 2)
-    rows[4:8] = rows[:4]
-    labels, new = np.arange(40) % 2, -1 - np.arange(80.0).reshape(40, 2)
-    train = from_arrays(rows, labels)
-    require_unseen(train, from_arrays(np.concatenate([rows[8:20], new[12:]]), labels))
-    with pytest.raises(UserError, match="13 of 40 held-out samples"):
-        require_unseen(train, from_arrays(np.concatenate([rows[8:21], new[13:]]), labels))
-
-
-def test_two_samples_of_two_classes_are_enough_to_cross_fit():
-    data = from_arrays(LOGITS[:4, :2], [0, 0, 1, 1], features=FEATURES[:4])
-    assert len(cross_fit(data, data.features, lambda part, inputs, statistics: {})) == 3
-
-
-@pytest.mark.parametrize(("more", "dtype"), [(0, torch.float64), (1, torch.float32)])
-def test_a_large_problem_is_passed_in_float32(more, dtype):
-    size = SMALL_PROBLEM // 64 + more
-    statistics = class_statistics(np.eye(64, dtype=np.float32), torch.arange(64) % 2, 2)
-    features, labels = np.broadcast_to(np.zeros(64, np.float32), (size, 64)), torch.zeros(size, dtype=torch.int64)
-    weights = torch.full((1,), 1 / size, dtype=torch.float64).expand(size)
-    assert LinearProblem(features, labels, weights, statistics, np.eye(65)).dtype == dtype
-    assert LinearProblem(features, labels, weights, statistics, np.eye(65), exact=True).dtype == torch.float64
-
-
-def test_the_spread_of_nothing_is_nothing():
-    head = LinearHead(np.ones((4, 3)), np.ones(4))
-    assert spread(from_arrays(FEATURES, np.arange(19) % 3).rows, torch.ones(19).double(), head=head) == 0
-
-
-def test_logit_adjustment_subtracts_tau_times_the_log_prior():
-    for tau in (0.0, 0.5, 2.0):
-        fitted = LogitAdjustment(tau).fit(LOGITS, LABELS)
-        shift = fitted.shift_ + tau * np.log(COUNTS / 19)
-        np.testing.assert_allclose(shift, shift[0], atol=1e-9)
-        np.testing.assert_array_equal(fitted.scale_, 1)
-
-
 @pytest.mark.parametrize("counts", [[1e308, 1, 1], [5e-324, 1, 1], [1e13, 10, 10]])
 def test_counts_that_no_data_set_has_are_refused(counts):
     """They would let all smaller classes vanish in sums: every shift zero, and called converged."""
@@ -217,29 +151,6 @@ def test_counts_that_no_data_set_has_are_refused(counts):
             Outputs(labels, np.array(counts), logits=logits)
 
 
-@pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
-def test_steps_are_counted_as_solved():
-    for method in (CRT("sgd", max_iter=2), MARC(solver="sgd", max_iter=2), DisAlign(max_iter=2)):
-        method.fit(LOGITS, LABELS, features=FEATURES)
-        assert (method.result_.converged, method.n_iter_, method.result_.gradient) == (True, 2, None)
-    weight = CRT("sgd", max_iter=1, lr=1e-9).fit(LOGITS, LABELS, features=FEATURES).weight_
-    assert weight.min() < 0 < weight.max()
-
-
-def test_at_zero_every_class_of_a_linear_head_is_equally_curved():
-    """L L' is the second moments by K plus the penalty."""
-    statistics = class_statistics(FEATURES, torch.from_numpy(LABELS), 4)
-    penalty = np.diag([1.0, 2.0, 3.0, 0.1])
-    weights = torch.full((19,), 1 / 19, dtype=torch.float64)
-    problem = LinearProblem(FEATURES, torch.from_numpy(LABELS), weights, statistics, penalty)
-    expected = statistics.second_moments() / 4 + penalty
-    np.testing.assert_allclose(problem.root @ problem.root.T, expected)
-    np.testing.assert_allclose(problem.inverse @ problem.root, np.eye(4), atol=1e-12)
-    problem.precondition(0.7)
-    np.testing.assert_allclose(problem.root @ problem.root.T, 0.7 * statistics.second_moments() + penalty)
-    assert problem.start.tolist() == [0.0] * 16
-
-
 def test_calibrated_logits_are_finite_or_refused():
     method = MARC().fit(LOGITS, LABELS)
     method.scale_, method.shift_ = np.ones(4), np.zeros(4)
@@ -248,22 +159,3 @@ def test_calibrated_logits_are_finite_or_refused():
     method.scale_ = np.full(4, 2.0)
     with pytest.raises(UserError, match="MARC gives logits that are not finite"):
         method.transform(largest)
-
-
-@pytest.mark.parametrize("wrong", ["scale_", "shift_"])
-def test_a_fit_that_is_not_finite_is_refused(wrong):
-    class Broken(LogitAdjustment):
-        def _fit(self, data, validation):
-            super()._fit(data, validation)
-            setattr(self, wrong, np.array([1.0, 2.0, 3.0, np.nan]))
-
-    with pytest.raises(UserError, match=f"Broken gave numbers that are not finite .{wrong}"):
-        Broken().fit(LOGITS, LABELS)
-
-
-def test_heads_that_are_not_finite_are_refused(monkeypatch):
-    broken = {name: LinearHead(np.full((4, 3), np.nan), np.zeros(4)) for name in ("lda", "balanced")}
-    monkeypatch.setattr("longtail.posthoc.halo.stack_heads", lambda *given: broken)
-    monkeypatch.setattr(HALO, "_fit_numbers", lambda self, problem: setattr(self, "numbers_", {}))
-    with pytest.raises(UserError, match="not finite .weights of lda"):
-        HALO().fit(LOGITS, LABELS, features=FEATURES, validation=(HELD, LABELS, FEATURES + 1))

@@ -5,10 +5,6 @@ logits the failure is declared below; `longtail.sklearn.CalibratedLongTail` puts
 each method, and the same checks run on it whole (tests/test_sklearn.py).
 """
 
-import io
-import pickle
-
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,7 +18,6 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import longtail
 from longtail import Outputs
-from longtail.errors import UserError
 
 COLUMNS = "the check's data have more classes than columns: a method takes one logit per class"
 SAMPLES = "the check's data have a column whose class has no sample: refused, for nothing could be fitted there"
@@ -141,18 +136,6 @@ def test_tables_keep_their_names_and_precision_is_kept(method, real):
     assert not hasattr(plain.fit(torch.from_numpy(logits), torch.from_numpy(y)), "feature_names_in_")
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_pickle_and_joblib_keep_a_fit(method, real):
-    logits, y = real["train"]
-    method = clone(method).fit(logits, y)
-    file = io.BytesIO()
-    joblib.dump(method, file)
-    file.seek(0)
-    for again in (pickle.loads(pickle.dumps(method)), joblib.load(file)):
-        np.testing.assert_array_equal(again.transform(logits), method.transform(logits))
-        assert again.n_iter_ == method.n_iter_
-
-
 @pytest.mark.parametrize(
     ("method", "setting", "values"),
     [
@@ -182,16 +165,6 @@ def test_methods_compose_with_further_steps(real):
     assert (both.predict(logits) == longtail.MARC().fit(logits, y).predict(logits)).all()
 
 
-def test_names_of_classes_come_back(real):
-    logits, y = real["train"]
-    names = np.array([f"digit {number}" for number in range(10)])
-    method = longtail.MARC().fit(logits, names[y])
-    assert method.classes_.tolist() == names.tolist()
-    test_logits, truth = real["test"]
-    assert set(method.predict(test_logits)) <= set(names)
-    assert method.score(test_logits, names[truth]) == pytest.approx(longtail.MARC().fit(logits, y).score(*real["test"]))
-
-
 def test_features_are_routed_to_methods_that_need_them(real):
     (logits, y), features = real["train"], real["features"][real["rows"]]
     with sklearn.config_context(enable_metadata_routing=True):
@@ -201,15 +174,3 @@ def test_features_are_routed_to_methods_that_need_them(real):
     outputs = Outputs(y, np.bincount(y), logits=logits, features=features)
     method = longtail.posthoc.CRT(max_iter=2000).fit(outputs)
     assert method.score(outputs) == method.score(logits, y, features=features) > 0.9
-
-
-def test_what_the_declared_checks_meet_is_explained(real):
-    logits, y = real["train"]
-    with pytest.raises(UserError, match=r"labels must be 0\.\.1"):
-        longtail.MARC().fit(logits[:, :2], y)
-    with pytest.raises(UserError, match="class 0 has no sample in labels"):
-        longtail.MARC().fit(logits[y > 0], y[y > 0])
-    with pytest.raises(UserError, match=r"labels must be 0\.\.9.*found 1\.\.10"):
-        longtail.MARC().fit(logits, y + 1)
-    with pytest.raises(UserError, match="CRT needs features"):
-        longtail.posthoc.CRT().fit(logits, y)

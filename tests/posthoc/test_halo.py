@@ -8,10 +8,9 @@ from torch import nn
 
 from longtail import HALO, MARC, Outputs, evaluate
 from longtail.errors import UserError
-from longtail.posthoc import CRT, LogitAdjustment
-from longtail.posthoc.halo.heads import stack_heads
+from longtail.posthoc import LogitAdjustment
 from longtail.posthoc.halo.mixture import PRIORS
-from longtail.posthoc.halo.unseen import cross_fit, head_of_loss, mean_loss
+from longtail.posthoc.halo.unseen import head_of_loss, mean_loss
 from longtail.posthoc.held_out import sample_weights
 from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.solver.linear import class_statistics
@@ -127,24 +126,6 @@ def test_a_class_of_weight_zero_is_never_predicted(golden_case):
     assert halo.predict_proba(test)[:, :3].max() == 0
 
 
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        ([1.0, 2.0], r"one weight per class: shape \(12,\), not \(2,\)"),
-        (-np.arange(12.0), r"target_prior\[1\] is -1; weights are finite and at least 0"),
-        (np.full(12, np.nan), r"target_prior\[0\] is nan"),
-        (np.zeros(12), "0 for every class"),
-        ("balanced", "target_prior must be uniform, train, weights per class or a CSV file, not balanced"),
-    ],
-)
-def test_priors_that_cannot_be_are_named(golden_case, prior, message):
-    train, held_out, _ = golden_case
-    with pytest.raises(UserError, match=message):
-        HALO(prior).fit(train, validation=held_out)
-    with pytest.raises(UserError, match=message):
-        HALO().fit(train, validation=held_out).with_target_prior(prior)
-
-
 def test_without_unseen_samples_it_refuses_and_says_the_ways(golden_case):
     train, held_out, _ = golden_case
     with pytest.raises(UserError, match=r"--validation 0\.1.*--validation-from head.*validation=.*cross-fit"):
@@ -182,16 +163,8 @@ def test_few_held_out_samples_are_said():
     assert few.held_out_ == f"logits alone; 49 held-out samples ({usual})"
 
 
-def test_numbers_that_overflow_are_no_answer():
-    y = np.repeat([0, 1], [40, 10])
-    huge = 3e38 * (np.eye(2)[y] - 0.5).astype(np.float32)
-    noise = np.random.default_rng(0).normal(size=(50, 2))
-    halo = HALO().fit(noise, y, validation=(0.9 * huge, y))
-    assert np.isfinite(list(halo.numbers_.values())).all()
-
-
 @pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
-@pytest.mark.parametrize("size", [1e-30, 1e-6, 0.02, 30, 1e4, 1e8, 1e20, 1e30, 1e37])
+@pytest.mark.parametrize("size", [1e-30, 0.02, 1e4, 1e37])
 @pytest.mark.filterwarnings("error")
 def test_logits_of_any_size_are_solved(size):
     """The same decisions: the model's own factor takes the size back, whatever it is."""
@@ -279,15 +252,6 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
     one = kept & (held_out.labels == 0)
     with pytest.raises(UserError, match="held-out samples are of 1 class; HALO needs two classes"):
         HALO().fit(train, validation=(held_out.logits[one], held_out.labels[one], held_out.features[one]))
-
-
-def test_weights_go_by_the_samples_own_counts():
-    counts = np.array([400, 100, 25])
-    labels = np.repeat([0, 1, 2], [40, 10, 5])
-    weights = sample_weights(labels, counts)
-    effective = weights.sum() ** 2 / np.square(weights).sum()
-    assert weights.sum() == pytest.approx(effective)
-    np.testing.assert_allclose(weights / weights[0], (np.sqrt(counts / 400.0) * 40 / [40, 10, 5])[labels])
 
 
 @pytest.mark.parametrize("sizes", [[30, 30, 30, 30], [6, 15, 40, 90], [90, 40, 15, 6], [200, 5, 5, 5]])
@@ -388,25 +352,6 @@ def test_cross_fitting_helps_where_the_head_has_fitted_its_samples(frozen):
     np.testing.assert_array_equal(again.transform(test), halo.transform(test))
 
 
-def test_folds_leave_out_every_sample_once_and_never_the_only_one_of_a_class(frozen):
-    train, _ = frozen
-    data = from_outputs(train)
-    folds = cross_fit(data, train.features, lambda *given: {}, seed=3)
-    held = np.concatenate([fold.left_out for fold in folds])
-    assert sorted(held) == list(range(len(train)))
-    for fold in folds:
-        kept = np.setdiff1d(np.arange(len(train)), fold.left_out)
-        assert set(train.labels[kept]) == set(range(6))
-    single = Outputs(
-        np.append(train.labels[train.labels < 5], 5),
-        np.array([120, 60, 30, 15, 8, 1]),
-        logits=np.concatenate([train.logits[train.labels < 5], train.logits[-1:]]),
-        features=np.concatenate([train.features[train.labels < 5], train.features[-1:]]),
-    )
-    folds = cross_fit(from_outputs(single), single.features, lambda *given: {}, seed=3)
-    assert len(single) - 1 not in np.concatenate([fold.left_out for fold in folds])
-
-
 def test_the_own_head_is_fitted_anew_to_the_loss_it_has(frozen):
     train, _ = frozen
     labels = torch.from_numpy(train.labels)
@@ -433,20 +378,6 @@ def test_features_that_say_nothing_leave_the_model_as_it_is():
     halo = HALO().fit(logits, y, features=np.ones((86, 5)), validation=(held, y, np.ones((86, 5))))
     assert np.isfinite(halo.transform(logits, np.ones((86, 5)))).all()
     assert all(np.abs(head.weight).max() == 0 for head in halo.heads_.values())
-
-
-def test_the_balanced_head_costs_no_more_passes_than_crt(cifar_features):
-    data = cifar_features
-    counts = np.bincount(data["y"])
-    train = from_outputs(Outputs(data["y"], counts, logits=data["views"][0], features=data["view_features"][0]))
-    from longtail.posthoc.halo.heads import balanced_head
-
-    statistics = class_statistics(train.features, train.labels, 10)
-    _, solution = balanced_head(train.features, train.labels, statistics)
-    crt = CRT().fit(data["views"][0], data["y"], features=data["view_features"][0])
-    assert solution.converged
-    assert solution.evaluations <= crt.n_iter_
-    assert set(stack_heads(train, train.features, statistics, 1e-3)) == {"lda", "balanced"}
 
 
 def test_a_number_is_a_power_of_the_training_prior():

@@ -1,12 +1,8 @@
 """What MARC accepts and refuses: arrays, outputs, labels, settings; the interface of scikit-learn."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 
 from longtail import MARC, Outputs
 from longtail.errors import UserError
@@ -23,32 +19,6 @@ def test_outputs_and_arrays_give_the_same_answer(cifar_features):
     first = MARC().fit(outputs)
     second = MARC().fit(data["clean"], data["y"], weight_norms=data["norms"])
     np.testing.assert_allclose(first.omega_, second.omega_, rtol=1e-6)
-
-
-def test_scikit_learn_shape():
-    logits, y, _, norms = problem_data()
-    marc = MARC(gamma=0.9)
-    with pytest.raises(NotFittedError):
-        marc.transform(logits)
-    assert clone(marc).get_params() == marc.get_params()
-    fitted = clone(marc).fit(logits, y, weight_norms=norms)
-    assert not hasattr(marc, "omega_")
-    assert fitted.predict_proba(logits).sum(1) == pytest.approx(1)
-    assert (fitted.predict(logits) == fitted.transform(logits).argmax(1)).all()
-    names = np.array(["ant", "bee", "cat", "dog"])
-    named = MARC(gamma=0.9).fit(logits, names[y], weight_norms=norms)
-    assert (named.predict(logits) == names[fitted.predict(logits)]).all()
-    assert 0 <= named.score(logits, names[y]) <= 1
-    json.dumps(fitted.get_params())
-
-
-def test_torch_in_torch_out():
-    logits, y, _, norms = problem_data()
-    tensor = torch.from_numpy(logits)
-    marc = MARC().fit(tensor, torch.from_numpy(y), weight_norms=torch.from_numpy(norms))
-    for function in (marc.transform, marc.predict_proba, marc.predict):
-        assert isinstance(function(tensor), torch.Tensor)
-        np.testing.assert_array_equal(function(tensor).numpy(), function(logits))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +129,3 @@ def test_numbers_written_as_text_keep_the_order_of_the_columns():
 def test_one_row_that_sums_to_one_may_be_logits():
     logits, y, _, _ = problem_data()
     assert MARC().fit(logits, y).transform([[1.0, 0.0, 0.0, 0.0]]).shape == (1, 4)
-
-
-def test_wrong_number_of_columns_is_named():
-    logits, y, _, _ = problem_data()
-    with pytest.raises(UserError, match="X has 3 features, but MARC is expecting 4"):
-        MARC().fit(logits, y).transform(logits[:, :3])

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import approx_fprime
 
-from longtail.posthoc.halo import unseen as unseen_module
 from longtail.posthoc.halo.mixture import PRIORS, Mixture
 from longtail.posthoc.halo.unseen import ScoredSamples
 from longtail.posthoc.held_out import sample_weights
@@ -62,15 +61,6 @@ def test_what_a_sample_counts_for():
     assert part.features is None
 
 
-def test_the_value_of_a_stack_is_that_of_where_it_stopped():
-    held = ScoredSamples.from_scores(TARGET, torch.ones(19, dtype=torch.float64), torch.from_numpy(LOGITS).T[None])
-    stack = Mixture(["model", "prior"], lambda: [held], torch.from_numpy(np.log(np.array([[0.4, 0.3, 0.2, 0.1]]))))
-    solution = stack.solve(exact=True)
-    value, gradient, _ = stack.evaluate(solution.x)
-    assert solution.value == pytest.approx(value, abs=1e-8)
-    assert np.abs(gradient).max() < 1e-5
-
-
 def held_scores(size=1.0, seed=0, samples=200):
     """A model's logits in some unit, and its samples."""
     rng = np.random.default_rng(seed)
@@ -83,20 +73,6 @@ def held_scores(size=1.0, seed=0, samples=200):
 
 def stack_of(held, **options):
     return Mixture(["model", "prior"], lambda: [held], torch.from_numpy(np.log([[0.4, 0.3, 0.2, 0.1]])), **options)
-
-
-def test_nothing_is_known_before_a_pass():
-    stack = stack_of(held_scores())
-    assert (stack.passes, stack.total, stack.curvature, stack.count) == (0, 0.0, 0.0, 1)
-    _, _, hessian = stack.evaluate(stack.means)
-    assert (stack.passes, stack.total) == (1, 200.0)
-    assert stack.curvature == pytest.approx((hessian[0, 0] - stack.precision.sum()) / 200)
-
-
-def test_classes_without_samples_leave_the_numbers_of_vectors_near_their_priors():
-    plain, missing = stack_of(held_scores()), stack_of(held_scores(), extrapolated=True)
-    np.testing.assert_allclose(plain.precision, [1 / 0.25**2, 1 / 0.2**2])
-    np.testing.assert_allclose(missing.precision, [1 / 0.25**2, 1 / 0.02**2])
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.1, 1.0, 20.0, 1e3])
@@ -141,74 +117,3 @@ def test_a_first_solve_on_subsample_saves_passes_and_changes_nothing(size):
     np.testing.assert_allclose(found.x * [size, 1], best.x * [size, 1], atol=2e-2 if size != 1 else 1e-5)
     assert found.converged
     assert found.evaluations < best.evaluations
-
-
-def test_subsample_stand_for_all():
-    """One in four samples counts for four, although every fourth label is the same."""
-    whole = held_scores(samples=4000)
-    parts = [whole.subset(slice(0, 5)), whole.subset(slice(5, 4000))]
-    some = Mixture(["model"], lambda: parts, torch.zeros(0, 4), subsampling=4)._subsample()
-    (taken,) = some.batches()
-    assert float(taken.weights.sum()) == pytest.approx(4000, rel=0.06)
-    assert set(taken.weights.tolist()) == {4.0}
-    assert (np.bincount(taken.labels.numpy()) > 200).all()
-    known = {tuple(column) for column in whole.scores[0].T.tolist()}
-    assert {tuple(column) for column in taken.scores[0].T.tolist()} < known
-    assert some.subsampling == 1
-
-
-def test_a_first_solve_that_leads_nowhere_is_passed_over():
-    """If the function is not finite there, the steps start at the prior's means."""
-
-    class Lost(Mixture):
-        def _subsample(self):
-            some = super()._subsample()
-            some._newton = lambda *found, exact: (np.full(2, np.nan), 0.0, True)
-            return some
-
-    plain, led = stack_of(held_scores()), Lost(*vars_of(stack_of(held_scores())), subsampling=2)
-    np.testing.assert_allclose(led.solve(exact=True).x, plain.solve(exact=True).x, atol=1e-6)
-
-
-def vars_of(stack):
-    return stack.names, stack.batches, stack.vectors
-
-
-def test_steps_that_lead_uphill_are_halved():
-    """A parabola from far away with the curvature of a flat place: the full step goes much too far."""
-
-    class Steep(Mixture):
-        def evaluate(self, x):
-            self.passes += 1
-            self.total, self.curvature = 1.0, 1.0
-            d = x - 1.0
-            return float(np.log(np.cosh(d)).sum()), np.tanh(d), np.diag(np.cosh(d) ** -2) + 1e-12 * np.eye(2)
-
-    steep = Steep(["model", "prior"], list, torch.zeros(1, 2))
-    steep.means = np.array([4.0, 4.0])
-    x, value, converged = steep._newton(steep.means, steep.evaluate(steep.means), exact=True)
-    assert converged
-    np.testing.assert_allclose(x, 1, atol=1e-4)
-    assert value == pytest.approx(0, abs=1e-7)
-    assert steep.passes < 25
-
-
-def test_samples_are_worked_on_some_at_a_time(monkeypatch):
-    held = held_scores(samples=10)
-    assert list(held.blocks()) == [held]
-    for block, sizes in ((12, [3, 3, 3, 1]), (40, [10]), (39, [9, 1]), (3, [1] * 10)):
-        monkeypatch.setattr(unseen_module, "BLOCK", block)
-        parts = list(held.blocks())
-        assert [len(part.labels) for part in parts] == sizes
-        torch.testing.assert_close(torch.cat([part.scores for part in parts], 2), held.scores)
-        torch.testing.assert_close(torch.cat([part.labels for part in parts]), held.labels)
-        assert sum(float(part.weights.sum()) for part in parts) == 10
-
-
-@pytest.mark.parametrize(("every", "starts"), [(1, 0), (2, 1)])
-def test_a_solve_on_subsample_comes_first_if_there_are_many(every, starts, monkeypatch):
-    asked = []
-    real = Mixture._subsample
-    monkeypatch.setattr(Mixture, "_subsample", lambda self: asked.append(1) or real(self))
-    assert stack_of(held_scores(), subsampling=every).solve(exact=True).converged
-    assert len(asked) == starts

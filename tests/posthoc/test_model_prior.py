@@ -48,16 +48,6 @@ def test_equal_classes_leave_nothing_to_find():
     assert detect_model_prior(from_arrays(logits, labels)) == "train"
 
 
-def test_few_of_many_logits_are_looked_at(monkeypatch):
-    logits, labels = drawn(COUNTS, 0, offset=0)
-    monkeypatch.setattr("longtail.posthoc.priors.MODEL_PRIOR_LOGITS", 4 * 250)
-    data = from_arrays(logits, labels)
-    read = []
-    monkeypatch.setattr(data.rows, "read", lambda rows: read.append(rows) or torch.from_numpy(logits[rows]).float())
-    assert detect_model_prior(data) == "uniform"
-    assert [len(rows) for rows in read] == [250]
-
-
 def whole(offset, split, seed, sizes=COUNTS):
     """Outputs with features and a head."""
     logits, labels = drawn(sizes, seed, offset=LOG_PRIOR)

@@ -1,10 +1,12 @@
 """Numbers of fits on fixed data: a change of a constant that results rest on changes one of them."""
 
+import inspect
 import warnings
 
 import numpy as np
 import pytest
 
+import longtail.posthoc
 from longtail.posthoc import (
     CRT,
     HALO,
@@ -12,6 +14,7 @@ from longtail.posthoc import (
     LogitAdjustment,
     MatrixScaling,
     PlattScaling,
+    PostHoc,
     TauNorm,
     TemperatureScaling,
     Tempered,
@@ -73,3 +76,33 @@ def test_calibrated_logits_of_a_fixed_sample(name):
             method.fit(logits, labels, features=features, weight_norms=norms, validation=held_out)
     calibrated = method.transform(logits[:1], features[:1])[0]
     assert calibrated == pytest.approx(PINNED[name], rel=2e-4, abs=2e-4)
+
+
+# Defaults of the methods: those of their papers, where results of papers and of `docs/results` rest on them.
+DEFAULTS = {
+    "CRT": "solver='exact', ridge=0.0005, tolerance=0.0001, max_iter=None, batch_size=512, lr=0.2, seed=0",
+    "HALO": "target_prior='uniform', held_out='validation', model_prior='auto', tolerance=0.001, seed=0",
+    "LWS": "ridge=0.0005, tolerance=1e-05, max_iter=500",
+    "MARC": "gamma=1.2, solver='exact', ridge=0.0005, ridge_centre='identity', tolerance=1e-05, max_iter=None, "
+    "batch_size=512, lr=0.05, schedule='paper', divide_by='batch', seed=0",
+    "Auto": "target_prior='uniform', seed=0",
+    "DisAlign": "gamma=1.2, form='paper', max_iter=2000, batch_size=512, lr=0.1, weight_decay=0.0005, "
+    "divide_by='batch', seed=0",
+    "LogitAdjustment": "tau=1.0",
+    "MatrixScaling": "off_diagonal=0.1, intercept=0.1, tolerance=1e-05, max_iter=500",
+    "PlattScaling": "ridge=1e-08, tolerance=1e-06, max_iter=500",
+    "TauNorm": "tau='auto'",
+    "TemperatureScaling": "tolerance=1e-06, max_iter=200",
+    "Tempered": "",
+    "VectorScaling": "ridge=1e-06, tolerance=1e-05, max_iter=500",
+}
+
+
+def test_defaults_are_those_that_results_rest_on():
+    methods = {name: getattr(longtail.posthoc, name) for name in longtail.posthoc.__all__}
+    shown = {}
+    for name, method in methods.items():
+        if isinstance(method, type) and issubclass(method, PostHoc) and name not in ("PostHoc", "AffinePostHoc"):
+            given = inspect.signature(method.__init__).parameters.values()
+            shown[name] = ", ".join(f"{one.name}={one.default!r}" for one in given if one.default is not one.empty)
+    assert shown == DEFAULTS

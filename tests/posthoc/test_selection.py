@@ -7,7 +7,7 @@ from longtail import MARC
 from longtail.errors import UserError
 from longtail.posthoc import LogitAdjustment, TauNorm
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.settings import interpolated, require_validation
+from longtail.posthoc.settings import require_validation
 
 from .conftest import LABELS
 
@@ -34,20 +34,3 @@ def test_of_equally_good_taus_the_nearest_to_one_is_taken(method):
 def test_of_equally_good_gammas_the_papers_is_taken():
     logits = 4 * np.eye(4)[LABELS]
     assert MARC("auto").fit(logits, LABELS, validation=(1e3 * logits, LABELS)).gamma_ == 1.2
-
-
-def test_a_polynomial_goes_through_the_nearest_that_are_not_too_close():
-    """Answers x^2 of the nearest five; one as near to another as the setting is to both is left out."""
-    known = {float(x): np.array([x**2, 1.0]) for x in range(4)}
-    np.testing.assert_allclose(interpolated(known, 4.0), [16, 1])
-    assert interpolated({2.0: np.array([7.0])}, 0.0).tolist() == [7]
-    close = {1.0: np.array([1.0]), 1.01: np.array([50.0])}
-    assert interpolated(close, 0.0).tolist() == [1]  # the second would be an extrapolation of noise
-    at_the_edge = {0.0: np.array([0.0]), 0.99: np.array([5.0])}
-    assert interpolated(at_the_edge, 1.99).tolist() == [5]
-    far_enough = {0.0: np.array([0.0]), 1.0: np.array([5.0])}
-    assert interpolated(far_enough, 2.0).tolist() == [10]
-    sixth = {float(x): np.array([float(x == 5)]) for x in range(6)}
-    assert interpolated(sixth, -1.0).tolist() == [0]  # the sixth nearest has no say
-    fifth = {float(x): np.array([float(x == 4)]) for x in range(6)}
-    assert interpolated(fifth, -1.0).tolist() == [1]

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from longtail.errors import UserError
-from longtail.posthoc.auto import stratified, target_weights
-from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.priors import (
     NEVER,
     check_target_prior,
@@ -17,8 +15,6 @@ from longtail.posthoc.priors import (
     shifted,
     shifted_head,
 )
-
-from .conftest import LABELS, LOGITS
 
 
 def test_target_priors():
@@ -58,24 +54,6 @@ def test_logits_below_that_of_a_class_that_never_occurs_are_refused():
         shifted(low, shift)
     low[1, 0] = 0.9 * NEVER  # the best class that may occur is above it: its rival may be anywhere
     assert shifted(low, shift).argmax(1).tolist() == [0, 0]
-
-
-def test_weights_of_the_target_prior_and_folds():
-    held = from_arrays(LOGITS, LABELS)
-    weights = target_weights(held, np.log([0.4, 0.3, 0.2, 0.1]))
-    of_class = [weights[label == LABELS].sum() for label in range(4)]
-    np.testing.assert_allclose(of_class, [0.4, 0.3, 0.2, 0.1])
-    assert np.ptp(weights[LABELS == 0]) == 0
-    some = from_arrays(LOGITS, np.zeros(19, int) + (np.arange(19) > 9), need_every_class=False)
-    with pytest.raises(UserError, match="0 for every class that has held-out samples"):
-        target_weights(some, np.array([-np.inf, -np.inf, 0.0, 0.0]))
-    with pytest.raises(UserError, match="of 1 class; two classes at least"):
-        target_weights(from_arrays(LOGITS, np.zeros(19, int), need_every_class=False), np.zeros(4))
-    folds = stratified(LABELS, 3, seed=0)
-    assert np.ptp(np.bincount(folds)) <= 1
-    for label in range(4):
-        assert np.ptp(np.bincount(folds[label == LABELS], minlength=3)) <= 1
-    assert (folds != stratified(LABELS, 3, seed=1)).any()
 
 
 @pytest.mark.parametrize("divided_by", [",", ";", "\t"])

@@ -13,7 +13,7 @@ from longtail.posthoc.held_out import TEMPERATURES, best_scale, sample_weights
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.priors import NEVER
 
-from .conftest import LABELS, LOGITS, outputs
+from .conftest import LABELS, LOGITS
 
 
 def overconfident(rng, counts, bias):
@@ -88,15 +88,6 @@ def test_what_cannot_be_tempered_is_refused():
         Tempered(MARC()).fit(*train, validation=(logits[one], y[one]))
     with pytest.raises(UserError, match="of 1 class that the target prior expects; a temperature needs two"):
         Tempered(HALO(target_prior=[1, 0, 1, 1])).fit(*train, validation=(logits[two], y[two]))
-
-
-def test_a_temperature_is_one_number_more():
-    train, held_out = outputs(), outputs("validation", seed=3)
-    tempered = Tempered(LogitAdjustment()).fit(train, validation=held_out)
-    assert tempered.n_parameters_ == 1
-    assert tempered.chosen_ == {"tau": 1.0, "temperature": tempered.temperature_}
-    plain = LogitAdjustment().fit(train).transform(held_out)
-    np.testing.assert_allclose(tempered.transform(held_out), plain / tempered.temperature_, rtol=1e-5)
 
 
 def test_held_out_samples_of_some_classes_are_enough_for_a_temperature():

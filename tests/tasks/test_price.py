@@ -1,7 +1,6 @@
 """What a calibration costs is shown beside what it brings."""
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from longtail.methods import candidate_title
 from longtail.metrics.intervals import fallen_classes
 from longtail.metrics.scores import evaluate
 from longtail.posthoc import LogitAdjustment
-from longtail.posthoc.inputs import warn_if_no_errors
-from longtail.posthoc.marc import MARC
 from longtail.report.build import read_stored
 from longtail.runs.folder import Run
 from longtail.tasks.calibration import compare_outputs
@@ -52,19 +49,6 @@ def test_a_natural_tail_shows_its_price():
     assert comparison.after.natural < comparison.before.natural - 0.2
     assert comparison.fallen[0].name == "Unknown"
     assert comparison.to_dict()["fallen"][0]["after"] == comparison.after.per_class[0]
-
-
-def test_a_model_that_knows_its_training_images_is_pointed_out():
-    rng = np.random.default_rng(0)
-    labels = np.repeat([0, 1, 2], [60, 20, 8])
-    known = Outputs(
-        labels, np.bincount(labels), logits=20 * np.eye(3)[labels] + rng.normal(size=(88, 3)), split="train"
-    )
-    with pytest.warns(UserWarning, match=r"classifies 100.0 % of the training images correctly, so MARC"):
-        warn_if_no_errors(MARC(), known)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_if_no_errors(LogitAdjustment(), known)
 
 
 def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):

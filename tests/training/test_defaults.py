@@ -4,21 +4,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 from PIL import Image
 
 from longtail.config import DataConfig
-from longtail.data.images import MemoryImages
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
-from longtail.training import defaults, journal, loop, rehearsal
-from longtail.training.defaults import _augment, look_at, recipe_for
-
-
-def test_numbers_of_the_loop():
-    assert (defaults.VALIDATION, defaults.LOOKED_AT, defaults.EVALUATIONS) == (0.1, 200, 15)
-    assert (journal.TICK_SECONDS, loop.NOTE_EVERY) == (1.0, 20)
-    assert (rehearsal.MOST_STEPS, rehearsal.ENOUGH_SECONDS) == (6, 2.0)
+from longtail.training import defaults
+from longtail.training.defaults import look_at, recipe_for
 
 
 def folder_of(tmp_path, size, mode="RGB", images=12):
@@ -43,17 +35,12 @@ def chosen(monkeypatch, images, side, grey=False, **settings):
     [
         (12, 10, "digits", 8),
         (13, 10, "resnet8", 32),
-        (48, 1_999, "resnet8", 32),
         (48, 2_000, "resnet20", 32),
-        (48, 19_999, "resnet20", 32),
         (48, 20_000, "resnet32", 32),
         (49, 9_999, "resnet10", 64),
         (96, 10_000, "resnet18", 64),
-        (97, 10, "resnet18", 128),
         (160, 10, "resnet18", 128),
-        (161, 19_999, "resnet18", 224),
         (161, 20_000, "resnet34", 224),
-        (500, 199_999, "resnet34", 224),
         (500, 200_000, "resnet50", 224),
     ],
 )
@@ -66,8 +53,6 @@ def test_network_and_size_follow_the_images(monkeypatch, side, images, backbone,
     ("images", "epochs", "batch_size", "lr", "warmup"),
     [
         (100, 90, 64, 0.05, 2),
-        (128, 90, 64, 0.05, 2),
-        (1_999, 90, 64, 0.05, 32),
         (2_000, 90, 128, 0.1, 16),
         (10_000, 40, 128, 0.1, 79),
         (100_000, 15, 128, 0.1, 782),
@@ -87,13 +72,6 @@ def test_what_is_given_replaces_what_is_chosen(monkeypatch):
         assert (pretrained.lr, pretrained.epochs) == (0.01, epochs)
     monkeypatch.setattr(defaults, "backbone_of", lambda path: "resnet50")
     assert chosen(monkeypatch, 10_000, 32, weights="w.pth").backbone == "resnet50"
-
-
-def test_grey_images_are_not_mirrored():
-    assert _augment(12, grey=False) == ("small-crop", "flip")
-    assert _augment(13, grey=True) == ("crop",)
-    assert _augment(128, grey=False) == ("crop", "flip")
-    assert _augment(129, grey=True) == ("resized-crop",)
 
 
 def test_a_folder_is_looked_at(tmp_path):
@@ -117,15 +95,6 @@ def test_one_colour_image_among_grey_ones_makes_them_colour(tmp_path):
     root = folder_of(tmp_path / "mixed", (20, 20), "L")
     Image.new("RGB", (20, 20)).save(tmp_path / "mixed" / "class0" / "colour.png")
     assert not look_at(root, validation=0).grey
-
-
-def test_images_in_memory_say_it_themselves():
-    pixels = torch.zeros(4, 1, 9, 7, dtype=torch.uint8)
-    images = MemoryImages.__new__(MemoryImages)
-    object.__setattr__(images, "pixels", pixels)
-    assert defaults._looks(images) == (7, True)
-    object.__setattr__(images, "pixels", pixels.expand(4, 3, 9, 7))
-    assert defaults._looks(images) == (7, False)
 
 
 def test_a_list_of_images_that_are_not_there_says_how_to_find_them(tmp_path):

@@ -136,17 +136,6 @@ def test_a_finished_run_is_left_alone(tmp_path):
     assert same(before, weights(tmp_path / "run"))
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path, monkeypatch):
-    stop_after(monkeypatch, 3)
-    with pytest.raises(Interrupted):
-        longtail.train(SHORT, tmp_path / "run")
-    monkeypatch.undo()
-    path = tmp_path / "run" / "checkpoint.safetensors"
-    path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(UserError, match="checkpoint.safetensors is not a whole safetensors file"):
-        longtail.train(SHORT, tmp_path / "run", resume=True)
-
-
 def test_a_loss_that_explodes_is_said(tmp_path):
     with pytest.raises(UserError, match="no longer finite; use a smaller --lr"):
         longtail.train(replace(SHORT, lr=1e30, epochs=20), tmp_path / "run")
@@ -155,12 +144,6 @@ def test_a_loss_that_explodes_is_said(tmp_path):
 def test_a_batch_divides_into_its_parts(tmp_path):
     with pytest.raises(UserError, match="--batch-size 63 does not divide into 2 parts x 1 processes"):
         longtail.train(replace(SHORT, batch_size=63, accumulate=2), tmp_path / "run")
-
-
-@pytest.mark.parametrize("option", [{"precision": "bf16"}, {"sampler": "class-balanced"}])
-def test_options_of_the_step(tmp_path, option):
-    metrics = longtail.train(replace(SHORT, epochs=12, **option), tmp_path / "run")
-    assert metrics.top1 > 0.5
 
 
 def test_a_compiled_network_learns_the_same(tmp_path, capsys):
@@ -219,29 +202,6 @@ def test_tensorboard_files_hold_the_same_numbers(tmp_path):
     assert board.Scalars("train/loss")[-1].value == pytest.approx(last["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
-    command = [
-        sys.executable,
-        "-m",
-        "longtail",
-        "train",
-        "digits-lt",
-        "--epochs",
-        "20000",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(metrics, process)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=600)
-    assert process.returncode == 128 + number
-    assert f"continue with: longtail train --out {tmp_path / 'run'} --resume" in error
-    assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
-
-
 def test_kill_nine_loses_only_the_steps_since_the_checkpoint(tmp_path):
     """Killed without warning at any moment, a run still resumes, and to the same weights."""
     config = replace(SHORT, epochs=60)
@@ -256,19 +216,6 @@ def test_kill_nine_loses_only_the_steps_since_the_checkpoint(tmp_path):
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     longtail.train(config, tmp_path / "killed", resume=True)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-
-
-def test_what_a_killed_writer_left_is_removed(tmp_path, monkeypatch):
-    stop_after(monkeypatch, 7)
-    with pytest.raises(Interrupted):
-        longtail.train(SHORT, tmp_path / "run")
-    monkeypatch.undo()
-    for name in ("checkpoint.safetensors", "model.safetensors"):
-        left = tmp_path / "run" / f".{name}.x7f2.part"  # as `files.atomic` names a temporary folder
-        left.mkdir()
-        (left / name).write_bytes(b"half")
-    longtail.train(SHORT, tmp_path / "run", resume=True)
-    assert not list((tmp_path / "run").glob(".*.part"))
 
 
 def test_lengths_are_one_or_the_other():

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import longtail
 from longtail.backbones import build_backbone
@@ -37,29 +36,6 @@ def test_every_stream_gives_a_full_batch(tmp_path, method, streams):
     for batch, name in zip(batches, TRAIN_METHODS[method].samplers, strict=True):
         drawn = Sampler(labels, name, seed=0, epochs=trainer.plan.epochs_at(10)).batch(0, 16).indices
         assert batch.indices.tolist() == drawn.tolist()
-
-
-def test_budgets_are_in_the_results_of_a_comparison(tmp_path):
-    config = replace(SHORT, iterations=4)
-    results = longtail.compare(config, ["softmax", "bbn", "marc"], tmp_path, seeds=(0,))
-    assert [(result["steps"], result["images"]) for result in results] == [(4, 64), (4, 128), (4, 64)]
-
-
-def test_a_step_of_bbn(tmp_path):
-    """With the authors' formula: both branches' features, times 2, one head; the loss of both labels."""
-    trainer = trainer_of(tmp_path, "bbn")
-    model, (uniform, reverse) = trainer.state.model.train(), next(trainer._batches())[0]
-    progress = replace(trainer.plan.progress(3), epoch=2, epochs=10.0)
-    loss = trainer.state.objective(model, [uniform, reverse], progress)
-    alpha = 1 - (2 / 10) ** 2
-    body = model.backbone
-    branches = [
-        body.last_block(body.early_map(uniform.images)).mean((2, 3)),
-        model.rebalancing_block(body.early_map(reverse.images)).mean((2, 3)),
-    ]
-    logits = F.linear(torch.cat([2 * alpha * branches[0], 2 * (1 - alpha) * branches[1]], 1), *model.head.parameters())
-    by_hand = alpha * F.cross_entropy(logits, uniform.labels) + (1 - alpha) * F.cross_entropy(logits, reverse.labels)
-    torch.testing.assert_close(loss, by_hand)
 
 
 def test_stages_of_oltr_have_their_own_rates(tmp_path):

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-import longtail
 from longtail.cli.main import main
-from longtail.recipes import RECIPES
 from longtail.training import rehearsal
 
 LINE = "--precision bf16 is slow here: this processor has no bfloat16 instructions"
@@ -27,11 +25,6 @@ def test_emulated_bfloat16_is_said_once_before_training(emulated, tmp_path, caps
         assert said.index(LINE) < said.index("steps of 8 images")
 
 
-def test_single_precision_says_nothing(emulated, tmp_path, capsys):
-    assert main(["train", "digits-lt", f"--out={tmp_path / 'run'}", *WORDS]) == 0
-    assert "bf16" not in capsys.readouterr().err
-
-
 def test_a_comparison_says_it_once(emulated, tmp_path, capsys):
     words = ["compare", "digits-lt", "--methods", "softmax", "cbs", "--seeds", "0", f"--out={tmp_path / 'table'}"]
     assert main([*words, "--precision=bf16", *WORDS]) == 0
@@ -42,8 +35,3 @@ def test_what_torch_knows_of_this_processor():
     native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert rehearsal.emulates_bfloat16(torch.device("cpu")) is not native
     assert rehearsal.emulates_bfloat16(torch.device("meta")) is False
-
-
-def test_no_default_chooses_bfloat16():
-    assert {recipe.precision for recipe in RECIPES.values()} == {"fp32"}
-    assert longtail.TrainConfig(backbone="resnet18", epochs=1).precision == "fp32"

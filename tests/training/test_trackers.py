@@ -11,7 +11,7 @@ import pytest
 import longtail
 from longtail.errors import UserError
 from longtail.training.loop import Interrupted, StopRequest
-from longtail.training.trackers import CsvTracker, TensorBoardTracker, build_trackers
+from longtail.training.trackers import build_trackers
 
 SHORT = replace(longtail.RECIPES["digits-lt"], epochs=4, evaluate_every=1, checkpoint_every=2, device="cpu")
 
@@ -129,71 +129,6 @@ def test_wandb_without_a_connection(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "wandb").exists()
 
 
-class FakeWandb:
-    """Weights & Biases as far as a tracker uses it."""
-
-    class errors:  # noqa: N801
-        Error = ValueError
-
-    def __init__(self, refuses=False):
-        self.calls, self.refuses = [], refuses
-
-    def init(self, **given):
-        if self.refuses:
-            raise ValueError("No API key configured. Use `wandb login` to log in.")
-        self.calls.append(("init", given["id"], given["name"], given["config"]))
-        log = lambda values, step: self.calls.append(("log", values, step))  # noqa: E731
-        return SimpleNamespace(id="abc", log=log, finish=lambda: self.calls.append(("finish",)))
-
-
-def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    for step in (0, 7):
-        (tracker,) = build_trackers(["wandb"])
-        tracker.start(tmp_path, {"lr": 0.1}, step)
-        tracker.log(step + 1, {"train/loss": 2.0})
-        tracker.finish()
-    assert [call[:2] for call in fake.calls if call[0] == "init"] == [("init", None), ("init", "abc")]
-    assert [call for call in fake.calls if call[0] == "log"] == [
-        ("log", {"train/loss": 2.0}, 1),
-        ("log", {"train/loss": 2.0}, 8),
-    ]
-
-
-def test_a_tracker_that_cannot_start_leaves_no_run(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuses=True))
-    with pytest.raises(UserError, match=r"Weights & Biases: No API key configured.* WANDB_MODE=offline"):
-        longtail.train(SHORT, tmp_path / "run", trackers=["wandb"])
-    monkeypatch.undo()
-    longtail.train(replace(SHORT, epochs=1), tmp_path / "run")  # nothing is in the way
-
-
-def test_tensorboard_replaces_what_was_logged_after_the_checkpoint(tmp_path):
-    calls = []
-
-    class Writer:
-        def __init__(self, folder, purge_step):
-            calls.append((folder, purge_step))
-
-        def add_scalar(self, *given):
-            calls.append(given)
-
-        def flush(self):
-            calls.append("flush")
-
-        def close(self):
-            calls.append("close")
-
-    tracker = TensorBoardTracker.__new__(TensorBoardTracker)
-    tracker._kind = Writer
-    tracker.start(tmp_path, {}, 4)
-    tracker.log(5, {"train/loss": 1.0, "train/lr": 0.1})
-    tracker.finish()
-    assert calls[0] == (str(tmp_path / "tensorboard"), 5)
-    assert calls[1:] == [("train/loss", 1.0, 5), ("train/lr", 0.1, 5), "flush", "close"]
-
-
 def test_libraries_that_are_missing_are_named(monkeypatch):
     for name, module, message in (
         ("mlflow", "mlflow", "MLflow is not installed: pip install mlflow-skinny"),
@@ -203,14 +138,3 @@ def test_libraries_that_are_missing_are_named(monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UserError, match=message):
             build_trackers([name])
-
-
-def test_a_table_keeps_the_rows_up_to_the_checkpoint(tmp_path):
-    tracker = CsvTracker()
-    tracker.start(tmp_path, {}, 0)
-    for step in (1, 2, 3):
-        tracker.log(step, {"loss": step / 2} if step < 3 else {"loss": 1.5, "more": 9})
-    tracker.start(tmp_path, {}, 2)
-    tracker.log(4, {"loss": 5.0})
-    tracker.finish()
-    assert (tmp_path / "metrics.csv").read_text() == "step,loss,more\n1,0.5,\n2,1.0,\n4,5.0,\n"

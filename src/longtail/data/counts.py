@@ -21,7 +21,7 @@ from longtail.data.images import Images
 from longtail.data.labels import LABEL_ENTRIES, as_class_numbers, label_key
 from longtail.data.splits import Splits
 from longtail.errors import UserError, whole_number
-from longtail.files.arrays import as_array, random_state_kept
+from longtail.files.tensors import as_array, random_state_kept
 
 
 def class_counts(dataset: Any, *, num_classes: int | None = None) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from longtail.errors import UserError
-from longtail.files.arrays import as_array
+from longtail.files.tensors import as_array
 
 Key = int | str
 LABEL_ENTRIES = ("labels", "label", "fine_label", "targets", "target", "y", "label_ids")  # the most likely first

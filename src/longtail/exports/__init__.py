@@ -9,8 +9,7 @@ from typing import Any
 
 from longtail.errors import UserError, choose
 from longtail.exports.card import write_package
-from longtail.exports.graphs import write_onnx, write_program
-from longtail.exports.head import write_json_head, write_npz_head
+from longtail.exports.formats import write_json_head, write_npz_head, write_onnx, write_program
 from longtail.files.reading import resolved
 
 

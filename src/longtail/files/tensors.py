@@ -2,27 +2,31 @@
 
 A file holds the metadata of its writer as JSON under "longtail", and in it one digest (xxh3, 128 bits) of the whole
 file. The digest detects damage; it does not protect against forgery. Files without it are read unchecked.
+
+Also conversions between torch and NumPy, and computing in at least single precision.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from longtail.errors import UserError
-from longtail.files.atomic import replacing, reserve, write_bytes, writing
+from longtail.files.atomic import replacing, reserve, write_bytes
 from longtail.files.reading import reading, require_file
 
 KIND = "a whole safetensors file"
@@ -142,17 +146,7 @@ def create(
         arrays = {name: _map(temporary, entries[name], 8 + len(text), "r+") for name in shapes}
         yield arrays
         _flush(*arrays.values())
-        _write_digest(_bytes(temporary, "r+"))
-
-
-def rewrite(path: Path, name: str, values: np.ndarray) -> None:
-    """Replace one array of a file by values of the same shape and type; no other process may have the file open."""
-    header = _read_header(path)
-    with writing(path):
-        array = _map(path, header.entries[name], header.start, "r+")
-        array[...] = values
-        _flush(array)
-        _write_digest(_bytes(path, "r+"))
+        _write_digest(np.memmap(temporary, np.uint8, "r+"))
 
 
 def _metadata(details: dict[str, Any]) -> dict[str, str]:
@@ -170,10 +164,6 @@ def _flush(*arrays: np.ndarray) -> None:
     for array in arrays:
         if isinstance(array, np.memmap):
             array.flush()
-
-
-def _bytes(path: Path, mode: Any) -> np.ndarray:
-    return np.memmap(path, np.uint8, mode)
 
 
 def _digest_slice(content: np.ndarray) -> slice:
@@ -201,7 +191,52 @@ def _check_digest(path: Path, header: Header) -> None:
     if header.digest is None:
         return
     with reading(path, KIND):
-        content = _bytes(path, "r")
+        content = np.memmap(path, np.uint8, "r")
         matches = _digest(content, _digest_slice(content)) == header.digest
     if not matches:
         raise UserError(f"{path} is damaged: its content is not what was written; delete the file and make it again")
+
+
+def single_at_least(values: Tensor) -> Tensor:
+    """Half precision is converted to single; single and double are not changed."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU, detached, in a type that NumPy supports."""
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Tensors and lists as arrays; arrays, also memory-mapped ones, are returned unchanged."""
+    if isinstance(values, np.ndarray):
+        return values
+    return plain(values).numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def writable(values: np.ndarray | Tensor) -> Tensor:
+    """A tensor that shares the memory of an array, or a copy if the array is read-only."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.require(values, requirements=("C", "W")))
+
+
+def without_autocast(values: Tensor) -> AbstractContextManager[object]:
+    """A block in which the device of `values` computes in the precision of its inputs."""
+    kind = values.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """A block that restores the random states of torch, NumPy and Python at its end."""
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    of_devices = torch.cuda.get_rng_state_all() if in_use else []
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if of_devices:
+            torch.cuda.set_rng_state_all(of_devices)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.files.arrays import single_at_least
+from longtail.files.tensors import single_at_least
 
 LOGITS = "logits"
 Step = tuple[Literal["entry", "attribute"], Any]

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.files.arrays import single_at_least
+from longtail.files.tensors import single_at_least
 from longtail.heads.attach import OutputPath, logits_paths, shapes
-from longtail.heads.fold import why_not_linear
-from longtail.heads.hooks import LAYERS, InputOutput, changed, head_features, recording, recording_rows
+from longtail.heads.fold import LAYERS, InputOutput, changed, head_features, recording, recording_rows, why_not_linear
 
 Form = Literal["logits", "log_softmax", "softmax"]
 Reduction = Literal["mean", "pick", "unknown"]
@@ -241,16 +240,16 @@ def _require_last(head: Head, output: Any, layers: Mapping[str, nn.Module], run:
 
 def _completed(head: Head, layers: Mapping[str, nn.Module], run: Run, samples: int) -> Head:
     """The head, completed by recording its layers: their inputs, whether they are linear, how outputs are reduced."""
-    own = {path: layers[path] for path in head.layers}
-    with recording(own) as recorded:
+    head_layers = {path: layers[path] for path in head.layers}
+    with recording(head_layers) as recorded:
         output = head.path.logits(run()).detach()
     for reduction in get_args(Reduction):
         head = replace(head, reduction=reduction)
-        logits = None if reduction == "unknown" else head.sum_of(own, recorded, output)
+        logits = None if reduction == "unknown" else head.sum_of(head_layers, recorded, output)
         if logits is not None and close(head.formed(logits), output):
             break
-    features = [head_features(layer, recorded[path], samples) for path, layer in own.items()]
-    obstacles = [why_not_linear(layer, path, recorded[path]) for path, layer in own.items()]
+    features = [head_features(layer, recorded[path], samples) for path, layer in head_layers.items()]
+    obstacles = [why_not_linear(layer, path, recorded[path]) for path, layer in head_layers.items()]
     return replace(
         head,
         has_features=all(one is not None for one in features),

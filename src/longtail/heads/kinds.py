@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from longtail.errors import number
-from longtail.files.arrays import without_autocast
-from longtail.heads.layers import guess_head, new_linear
+from longtail.files.tensors import without_autocast
+from longtail.heads.layers import guess_head, layer_of_zeros
 
 SHORTEST = 1e-6  # shorter vectors are not stretched to length 1: no division by zero, no exploding gradient
 
@@ -100,7 +100,7 @@ class DisAlignHead(nn.Module):
 
     def __init__(self, in_features: int, num_classes: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.classifier = new_linear(in_features, num_classes, bias=bias)
+        self.classifier = layer_of_zeros(nn.Linear, in_features, num_classes, bias=bias)
         self.scale = nn.Parameter(torch.ones(num_classes))
         self.shift = nn.Parameter(torch.zeros(num_classes))
         self.confidence_weight = nn.Parameter(torch.zeros(in_features))
@@ -116,7 +116,7 @@ class SigmoidHead(nn.Module):
 
     def __init__(self, in_features: int, num_classes: int) -> None:
         super().__init__()
-        self.classifier = new_linear(in_features, num_classes)
+        self.classifier = layer_of_zeros(nn.Linear, in_features, num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         return F.logsigmoid(self.classifier(features))

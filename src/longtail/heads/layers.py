@@ -1,4 +1,4 @@
-"""The classifier layer of a model: its name, its weights, and copies of the model with another one."""
+"""The classifier layer of a model: its name, its weights, sharded or not, and copies of the model with another one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,53 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from longtail.errors import UserError
-from longtail.heads.sharded import whole
+
+HOW_TO_GO_ON = (
+    "gather its weights into a plain model and calibrate that, or fit the method on "
+    "longtail.extract(model, loader) and add it after the model with longtail.attach(model, method)"
+)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A detached tensor; a sharded one is gathered."""
+    tensor = tensor.detach()
+    gathered: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()
+    return gathered
+
+
+def runs_together(model: nn.Module) -> bool:
+    """Whether a forward pass makes collective calls, so that all processes must run it."""
+    return is_fsdp(model) or any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    """Whether a part of the model is wrapped by FSDP, of version 1 or 2."""
+    names = ("FullyShardedDataParallel", "FSDPModule")
+    return any(kind.__name__ in names for module in model.modules() for kind in type(module).__mro__)
+
+
+def refuse_copies_of_fsdp(model: nn.Module) -> None:
+    """Refuse FSDP models: they cannot be copied, so a calibrated copy cannot be returned."""
+    if is_fsdp(model):
+        raise UserError(f"{type(model).__name__} is wrapped by FSDP, which cannot be copied; {HOW_TO_GO_ON}")
+
+
+def scattered(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A copy of a layer whose weight is a `DTensor`, with new values and the same placements."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    new = copy.deepcopy(layer)
+    old: Any = layer.weight
+    # A bias is sharded like the rows of the weight; where columns are sharded, it is replicated.
+    of_bias = [one if one.is_shard(0) else Replicate() for one in old.placements]
+    placements = {"weight": old.placements, "bias": getattr(layer.bias, "placements", of_bias)}
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            values = value.to(old.to_local().device, old.dtype)
+            sharded = distribute_tensor(values, old.device_mesh, placements[name])
+            setattr(new, name, nn.Parameter(sharded, requires_grad=old.requires_grad))
+    return new
+
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -109,7 +155,7 @@ def guess_head(model: nn.Module, name: str | None = None) -> HeadName:
     plain = [path for path in linears if not any(name.startswith(ADAPTERS) for name in path.split("."))]
     depth = _wrapper_depth(plain)
     groups = [[path for path in plain if path.split(".")[depth : depth + 1] == [usual]] for usual in USUAL_NAMES]
-    ends = [_last([(path, linears[path]) for path in group]) for group in groups if group]
+    ends = [_without_feeding([(path, linears[path]) for path in group])[-1][0] for group in groups if group]
     if ends:
         # `head.dense` feeds `classifier`, also where there are as many classes as features.
         last = [path for path, _ in _without_feeding([(path, linears[path]) for path in ends])]
@@ -135,11 +181,6 @@ def _without_feeding(linears: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn
     return [(path, layer) for path, layer in linears if layer.out_features not in inputs] or linears
 
 
-def _last(linears: list[tuple[str, nn.Linear]]) -> str:
-    """The last of the layers that feeds none of the others."""
-    return _without_feeding(linears)[-1][0]
-
-
 def _named(model: nn.Module, name: str, linears: dict[str, nn.Linear]) -> str:
     if name in linears:
         return name
@@ -156,11 +197,6 @@ def head_of(model: nn.Module, name: str | None = None) -> nn.Linear:
     head = unwrap(model).get_submodule(guess_head(model, name))
     assert isinstance(head, nn.Linear)
     return head
-
-
-def new_linear(in_features: int, num_classes: int, *, bias: bool = True, **where: Any) -> nn.Linear:
-    """A layer of zeros, made without drawing random numbers. `where` is a device and a dtype."""
-    return layer_of_zeros(nn.Linear, in_features, num_classes, bias=bias, **where)
 
 
 def layer_of_zeros(kind: type[Layer], *sizes: int, device: Any = "cpu", **settings: Any) -> Layer:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from longtail.errors import UserError
-from longtail.files.arrays import as_array
+from longtail.files.tensors import as_array
 from longtail.metrics.scores import shot_accuracy
 
 

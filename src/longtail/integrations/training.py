@@ -9,7 +9,7 @@ from torch import nn
 
 from longtail.data.counts import training_labels
 from longtail.errors import UserError
-from longtail.files.arrays import as_array
+from longtail.files.tensors import as_array
 from longtail.metrics.margins import describe_state
 from longtail.metrics.scores import Metrics, evaluate
 from longtail.outputs.extract import extract

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback
 
 from longtail.errors import UserError
-from longtail.exports.hub import CARD_FILE, front_matter, push_to_hub
+from longtail.exports.card import CARD_FILE, front_matter, push_to_hub
 from longtail.files.atomic import replacing_folder, write_text
 from longtail.files.text import markdown_text
 from longtail.integrations.training import Calibration

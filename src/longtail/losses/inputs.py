@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longtail.errors import UserError
-from longtail.files.arrays import single_at_least
+from longtail.files.tensors import single_at_least
 
 ClassCounts = Tensor | np.ndarray | Sequence[int]
 ClassWeights = Tensor | np.ndarray | Sequence[float]

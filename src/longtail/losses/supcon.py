@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from longtail.errors import UserError, choose, number
-from longtail.files.arrays import single_at_least, without_autocast
+from longtail.files.tensors import single_at_least, without_autocast
 from longtail.losses.base import IGNORE_INDEX, Loss, Reduction
 from longtail.losses.inputs import check_target
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from longtail.errors import UserError
-from longtail.files.arrays import as_array
+from longtail.files.tensors import as_array
 from longtail.metrics.confidence import Predictions, binned, gap
 from longtail.metrics.table import SHOTS
 

@@ -24,7 +24,7 @@ from longtail.backbones import num_features
 from longtail.data.loading import Batch
 from longtail.distributed import summed
 from longtail.errors import UserError, choose, number, whole_number
-from longtail.files.arrays import single_at_least
+from longtail.files.tensors import single_at_least
 from longtail.heads.kinds import unit, unit_head
 from longtail.networks.objective import LossObjective, Progress
 

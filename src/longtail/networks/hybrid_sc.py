@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from longtail.backbones import num_features
 from longtail.data.loading import Batch
 from longtail.errors import choose, number, whole_number
-from longtail.files.arrays import single_at_least
+from longtail.files.tensors import single_at_least
 from longtail.heads.kinds import SHORTEST, unit
 from longtail.losses.supcon import SupCon
 from longtail.networks.objective import Objective, Progress, parabolic

@@ -23,7 +23,7 @@ from longtail.data.labels import Key, label_key
 from longtail.data.loading import Batch as ImageBatch
 from longtail.data.loading import quiet_about_workers
 from longtail.errors import UserError
-from longtail.files.arrays import random_state_kept
+from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import Attached
 from longtail.heads.layers import unwrap
 from longtail.outputs.loaders import ImageLoader

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
-from longtail.files.arrays import as_array, plain
+from longtail.files.tensors import as_array, plain
 from longtail.outputs.rows import LogitRows
 
 Array = np.ndarray | Tensor
@@ -81,12 +81,12 @@ def check_rows(rows: LogitRows, world: World = SINGLE_PROCESS) -> None:
         if (broken := _broken_row(where, chunk)) is not None:
             break
         probabilities = probabilities and (computed or _are_probabilities(chunk))
-    found = world.gather((broken, probabilities))  # all processes stop, or none
-    for row, _ in found:
+    results = world.gather((broken, probabilities))  # all processes stop, or none
+    for row, _ in results:
         if row is not None:
             name = "features" if computed else "logits"
             raise UserError(f"{name} of row {row} contain NaN or inf; drop that sample or correct the model")
-    if size > 1 and all(they_are for _, they_are in found):  # one row may sum to 1 by chance
+    if size > 1 and all(are_probabilities for _, are_probabilities in results):  # one row may sum to 1 by chance
         raise UserError("these are probabilities (every row sums to 1), not logits; pass logits, or log(probabilities)")
 
 
@@ -103,8 +103,8 @@ def _are_probabilities(chunk: Tensor) -> bool:
     return bool(((chunk.sum(1) - 1).abs() < 0.02).all() and (chunk >= 0).all())
 
 
-def as_labels(y: Any, shape: tuple[int, ...], known: np.ndarray | None = None) -> tuple[Tensor, np.ndarray]:
-    """Labels 0..K-1 (N,) int64, and the user's names of the classes (K,): `known`, if given."""
+def as_labels(y: Any, shape: tuple[int, ...], class_names: np.ndarray | None = None) -> tuple[Tensor, np.ndarray]:
+    """Labels 0..K-1 (N,) int64, and the user's names of the classes (K,): `class_names`, if given."""
     size, classes = shape
     if y is None:
         raise UserError("requires y to be passed, but the target y is None")
@@ -125,11 +125,13 @@ def as_labels(y: Any, shape: tuple[int, ...], known: np.ndarray | None = None) -
                 f"found {numbers.min()}..{numbers.max()}"
             )
         return torch.from_numpy(numbers), np.arange(classes)
-    if known is not None:
-        strange = sorted(set(values.tolist()) - set(known.tolist()))
-        if strange:
-            raise UserError(f"{strange[0]!r} is not among the classes of the fit: {', '.join(map(str, known[:8]))}")
-        return torch.from_numpy(np.searchsorted(known, values)), known
+    if class_names is not None:
+        unknown = sorted(set(values.tolist()) - set(class_names.tolist()))
+        if unknown:
+            raise UserError(
+                f"{unknown[0]!r} is not among the classes of the fit: {', '.join(map(str, class_names[:8]))}"
+            )
+        return torch.from_numpy(np.searchsorted(class_names, values)), class_names
     names, codes = np.unique(values, return_inverse=True)
     if len(names) != classes:
         raise UserError(
@@ -164,9 +166,11 @@ def as_counts(class_counts: Any, classes: int) -> np.ndarray:
 
 def require_possible_counts(counts: np.ndarray, name: str) -> None:
     """Refuse counts that no data set has: in sums and ratios of such numbers the smaller classes vanish."""
-    known = counts[counts > 0].astype(np.float64)
-    if len(known) and known.max() > MOST_COUNT * min(known.min(), 1):
-        raise UserError(f"{name} go from {known.min():g} to {known.max():g}; no data set has such numbers of samples")
+    positive = counts[counts > 0].astype(np.float64)
+    if len(positive) and positive.max() > MOST_COUNT * min(positive.min(), 1):
+        raise UserError(
+            f"{name} go from {positive.min():g} to {positive.max():g}; no data set has such numbers of samples"
+        )
 
 
 def as_norms(weight_norms: Any, classes: int) -> np.ndarray:

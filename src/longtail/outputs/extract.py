@@ -17,20 +17,18 @@ from torch import nn
 from longtail.data.imbalance import ClassSubsample
 from longtail.distributed import World
 from longtail.errors import UserError, choose
-from longtail.files.arrays import as_array
 from longtail.files.atomic import locked
 from longtail.files.progress import QUIET, Display
+from longtail.files.tensors import as_array
 from longtail.heads.find import Head
 from longtail.heads.fold import joined_head
-from longtail.heads.layers import HeadName, fingerprint, guess_head
-from longtail.heads.sharded import runs_together
+from longtail.heads.layers import HeadName, fingerprint, guess_head, runs_together
 from longtail.outputs.batches import ModelBatch, model_batches, read_batches, split_batch
 from longtail.outputs.gather import joined, row_numbers, sharing_errors
-from longtail.outputs.images_per_class import listed_labels, loader_of
 from longtail.outputs.inference import HeadDetector, InferenceSession, detect_head, infer, inference_session
-from longtail.outputs.loaders import ImageLoader, SamplerInfo, sampler_info, training_counts
-from longtail.outputs.record import Outputs, header
-from longtail.outputs.writer import RowStore, join_shards, row_store
+from longtail.outputs.loaders import ImageLoader, SamplerInfo, listed_labels, loader_of, sampler_info, training_counts
+from longtail.outputs.record import Header, Outputs
+from longtail.outputs.rows import RowStore, join_shards, row_store
 
 DTYPES = ("float32", "float16")
 
@@ -126,14 +124,14 @@ class Source:
 
     Args:
         loader: as for `extract`.
-        few: at most so many samples of every class; None for all.
+        subsample: at most so many samples of every class; None for all.
     """
 
-    def __init__(self, loader: Any, few: ClassSubsample | None = None) -> None:
-        self.few = few
-        if few is not None:  # every process of a group runs all of them
+    def __init__(self, loader: Any, subsample: ClassSubsample | None = None) -> None:
+        self.subsample = subsample
+        if subsample is not None:  # every process of a group runs all of them
             self.labels = listed_labels(loader)
-            self.rows = few.rows(self.labels)
+            self.rows = subsample.rows(self.labels)
             loader = loader_of(loader, self.rows)
         self.loader = loader
         self.info: SamplerInfo = sampler_info(loader)
@@ -170,26 +168,26 @@ class Source:
                 rows = joined(arrays, numbers, world)
                 return Outputs(**{**rows, **constant, **chosen}, split=split, model=identity)
             positions = chosen.pop("indices", None)
-            details = header(split, 0, identity, None, (), **chosen)
-            join_shards(path, arrays, numbers, constant, details, world, positions)
+            header = Header(split, 0, identity, None, (), **chosen)
+            join_shards(path, arrays, numbers, constant, header.to_dict(), world, positions)
         return Outputs.open(path)
 
     def _counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """(K,) training samples per class, given the labels (N,) of all rows."""
-        if self.few is not None:
+        if self.subsample is not None:
             return np.bincount(self.labels, minlength=classes)
         return training_counts(self.info, labels, classes)
 
     def _chosen(self, labels: np.ndarray) -> dict[str, Any]:
         """The fields of outputs that say which samples were chosen, given the labels (N,) in the batches."""
-        if self.few is None:
+        if self.subsample is None:
             return {}
         if not np.array_equal(labels, self.labels[self.rows]):
             raise UserError(
                 "the labels in the batches are not those that the data set lists, by which images per class are "
                 "chosen; pass images_per_class='all'"
             )
-        return {"indices": self.rows, "images_per_class": self.few.most, "images_seed": self.few.seed}
+        return {"indices": self.rows, "images_per_class": self.subsample.most, "images_seed": self.subsample.seed}
 
 
 def collect(

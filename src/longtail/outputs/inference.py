@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from longtail.backbones.inference import evaluating
 from longtail.distributed import World, find_device, group_of_caller
 from longtail.errors import UserError
-from longtail.files.arrays import random_state_kept
+from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import OutputPath
 from longtail.heads.find import Head, close, follows, probe, search
-from longtail.heads.hooks import changed, head_features, recording
-from longtail.heads.layers import hash_of, unwrap
-from longtail.heads.sharded import runs_together, whole
+from longtail.heads.fold import changed, head_features, recording
+from longtail.heads.layers import hash_of, runs_together, unwrap, whole
 from longtail.outputs.batches import ModelBatch
-from longtail.outputs.caller_group import taking_part
+from longtail.outputs.gather import taking_part
 
 SAMPLES = 32  # with which the head is searched, and a folded calibration is verified
 

@@ -82,27 +82,26 @@ def read_held_out(path: Path, split: str, train: Outputs, label_column: str | No
 
 
 def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
-    found = [name for name in LABEL_NAMES if name in arrays]
+    label_names = [name for name in LABEL_NAMES if name in arrays]
     if "logits" not in arrays:
         raise UserError(f"{path} has no array called logits; it has: {', '.join(arrays) or 'nothing'}")
-    if not found:
+    if not label_names:
         elsewhere = "give them with --labels FILE.npy" if split == "train" else "put logits and labels into one .npz"
         raise UserError(f"{path} has no labels (an array called labels); {elsewhere}")
     try:
         logits = np.asarray(as_logits(arrays["logits"]))
-        truth, _ = as_labels(arrays[found[0]], logits.shape)
+        truth, _ = as_labels(arrays[label_names[0]], logits.shape)
         counts = as_counts(arrays["class_counts"], logits.shape[1]) if "class_counts" in arrays else None
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    own = np.bincount(truth.numpy(), minlength=logits.shape[1])
-    known = {name: np.asarray(arrays[name]) for name in KNOWN if name in arrays and name != "class_counts"}
+    optional = {name: np.asarray(arrays[name]) for name in KNOWN if name in arrays and name != "class_counts"}
     return Outputs(
         labels=truth.numpy(),
-        class_counts=own if counts is None else counts,
+        class_counts=np.bincount(truth.numpy(), minlength=logits.shape[1]) if counts is None else counts,
         logits=logits,
         split=split,
         class_names=tuple(map(str, arrays["class_names"])) if "class_names" in arrays else (),
-        **known,  # type: ignore[arg-type]
+        **optional,  # type: ignore[arg-type]
     )
 
 

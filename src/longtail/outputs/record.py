@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from longtail.errors import UserError
-from longtail.files.arrays import as_array
 from longtail.files.records import FORMAT, as_record, format_of
-from longtail.files.tensors import create, read
+from longtail.files.tensors import as_array, create, read
 from longtail.outputs.checks import require_possible_counts
 from longtail.outputs.rows import LogitRows
 
@@ -35,7 +34,7 @@ class Outputs:
         features: (N, D) input of the head, if known.
         head_weight: (K, D), if known.
         head_bias: (K,), if there is one.
-        indices: (N,) place of each sample in its split.
+        indices: (N,) index of each sample in its split.
         group_counts: (K,) images per class of the whole training set, before a part of it was held out: classes
             are many-, medium- or few-shot by these. None if they are `class_counts`.
         split: train, validation or test.
@@ -73,17 +72,17 @@ class Outputs:
             value = getattr(self, name)
             if value is not None and value.ndim != 2:
                 raise UserError(f"{name} of outputs must have two dimensions, not shape {value.shape}")
-        known = self.rows().shape[1]
+        classes = self.rows().shape[1]
         for name in ("class_counts", "group_counts", "head_weight", "head_bias"):
             value = getattr(self, name)
-            if value is not None and len(value) != known:
-                raise UserError(f"outputs have {known} classes, but {name} is of {len(value)}")
+            if value is not None and len(value) != classes:
+                raise UserError(f"outputs have {classes} classes, but {name} is of {len(value)}")
         for name in ("head_weight", "head_bias"):
             value = getattr(self, name)
             if value is not None and (value.dtype.kind not in "fiu" or not np.isfinite(value).all()):
                 raise UserError(f"{name} of outputs must be finite real numbers")
-        if self.class_names and len(self.class_names) != known:
-            raise UserError(f"outputs have {known} classes, but {len(self.class_names)} class names")
+        if self.class_names and len(self.class_names) != classes:
+            raise UserError(f"outputs have {classes} classes, but {len(self.class_names)} class names")
         for name, meaning in (
             ("labels", "classes"),
             ("class_counts", "training samples"),
@@ -117,7 +116,7 @@ class Outputs:
         if not isinstance(other, Outputs):
             return NotImplemented
         pairs = ((getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
-        return all(_equal(own, theirs) for own, theirs in pairs)
+        return all(_equal(one, another) for one, another in pairs)
 
     __hash__ = None  # type: ignore[assignment]  # it holds arrays
 
@@ -133,8 +132,8 @@ class Outputs:
     @property
     def missing_classes(self) -> list[str]:
         """Names of the classes without a sample."""
-        own = np.bincount(self.labels, minlength=self.num_classes)
-        return [self.names[label] for label in np.flatnonzero(own == 0)]
+        counts = np.bincount(self.labels, minlength=self.num_classes)
+        return [self.names[label] for label in np.flatnonzero(counts == 0)]
 
     @property
     def counts_for_groups(self) -> np.ndarray:
@@ -173,9 +172,8 @@ class Outputs:
         """Write to a file, atomically."""
         tensors = {name: getattr(self, name) for name in _TENSORS if getattr(self, name) is not None}
         shapes = {name: (value.shape, value.dtype) for name, value in tensors.items()}
-        chosen = (self.images_per_class, self.images_seed)
-        details = header(self.split, self.views, self.model, self.digest, self.class_names, *chosen)
-        with create(Path(path), shapes, details) as arrays:
+        header = Header(**{field.name: getattr(self, field.name) for field in fields(Header)})
+        with create(Path(path), shapes, header.to_dict()) as arrays:
             for name, value in tensors.items():
                 arrays[name][...] = value
 
@@ -188,19 +186,17 @@ class Outputs:
             raise UserError(f"{path} holds no outputs of a model")
         if format_of(details, path) == 0:
             raise UserError(f"{path} was written by an older longtail; delete it and extract the outputs again")
-        known = as_record(Header, details, path)
-        if model is not None and known.model != model:
+        header = as_record(Header, details, path)
+        if model is not None and header.model != model:
             raise UserError(
-                f"{path} was computed with another model ({str(known.model)[:12]}, not {model[:12]}); "
+                f"{path} was computed with another model ({str(header.model)[:12]}, not {model[:12]}); "
                 "delete it or choose another file"
             )
         if not {"labels", "class_counts"} <= arrays.keys() <= set(_TENSORS):
             raise UserError(f"{path} is damaged: its arrays are {', '.join(sorted(arrays))[:80]}")
         # Only features and logits, the large arrays, stay on disk.
         kept = {name: arrays[name] if name in ("logits", "features") else np.array(arrays[name]) for name in arrays}
-        said = {"split": known.split, "views": known.views, "model": known.model, "digest": known.digest}
-        said |= {"images_per_class": known.images_per_class, "images_seed": known.images_seed}
-        return cls(**kept, **said, class_names=tuple(known.class_names))  # type: ignore[arg-type]
+        return cls(**kept, **asdict(header))  # type: ignore[arg-type]
 
 
 _TENSORS = ("labels", "indices", "class_counts", "group_counts", "head_weight", "head_bias", "features", "logits")
@@ -208,29 +204,18 @@ _TENSORS = ("labels", "indices", "class_counts", "group_counts", "head_weight", 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file of outputs."""
+    """The header of a file of outputs: fields of `Outputs`."""
 
     split: str
     views: int
     model: str | None
     digest: str | None
-    class_names: list[str]
+    class_names: tuple[str, ...]
     images_per_class: int | None = None
     images_seed: int | None = None
 
-
-def header(
-    split: str,
-    views: int,
-    model: str | None,
-    digest: str | None,
-    class_names: tuple[str, ...],
-    images_per_class: int | None = None,
-    images_seed: int | None = None,
-) -> dict[str, Any]:
-    """The header of a file of outputs, to be written."""
-    known = Header(split, views, model, digest, list(class_names), images_per_class, images_seed)
-    return {"format": FORMAT, "kind": KIND, **asdict(known)}
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, "kind": KIND, **asdict(self)}
 
 
 def _equal(one: Any, other: Any) -> bool:

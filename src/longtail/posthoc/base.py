@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.files.arrays import as_array, single_at_least, writable
+from longtail.files.tensors import as_array, single_at_least, writable
 from longtail.heads.layers import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError, choose, number, whole_number
-from longtail.files.arrays import writable
+from longtail.files.tensors import writable
 from longtail.heads.kinds import DisAlignHead, align
 from longtail.posthoc.base import PostHoc, is_trained
 from longtail.posthoc.crt import require_features

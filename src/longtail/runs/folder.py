@@ -28,23 +28,23 @@ from longtail.heads.layers import fingerprint
 from longtail.methods import build_posthoc
 from longtail.outputs.loaders import ImageLoader
 from longtail.outputs.record import Outputs
-from longtail.runs.network import build_network, transforms, with_head_of_kind
-from longtail.runs.outputs import chosen_few, image_loader, stored_outputs
-from longtail.runs.record import CalibrationRecord, RunRecord, SplitRecord, read_record
+from longtail.runs.outputs import image_loader, stored_outputs, subsample_of
+from longtail.runs.record import (
+    CALIBRATION_FILE,
+    MODEL_FILE,
+    RUN_FILE,
+    CalibrationRecord,
+    RunRecord,
+    SplitRecord,
+    build_network,
+    read_record,
+    transforms,
+    with_head_of_kind,
+)
 from longtail.runs.released import find_released, is_released
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
-
-
-RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE = (
-    "run.json",
-    "model.safetensors",
-    "checkpoint.safetensors",
-    "metrics.jsonl",
-    "progress.txt",
-    "calibration.json",
-)
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class Run:
 
     def data_hash(self) -> str:
         """An identity of the data; runs with different images have different ones."""
-        known = json.dumps([self.record.config, asdict(self.record.data)], sort_keys=True)
-        return hashlib.sha256(known.encode()).hexdigest()
+        described = json.dumps([self.record.config, asdict(self.record.data)], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
 
     @cached_property
     def model_identity(self) -> str:
@@ -168,13 +168,13 @@ class Run:
                 f"{path} does not belong to {self.folder / RUN_FILE}: it was written for other classes, class counts "
                 "or another configuration; restore both files from one run"
             )
-        known, where = self.record.model, RUN_FILE
+        identity, file = self.record.model, RUN_FILE
         calibration = self.folder / CALIBRATION_FILE
-        if known is None and self.calibration and calibration.is_file():
-            known, where = read_json(calibration).get("model"), CALIBRATION_FILE
-        if known is not None and known != self.model_identity:
+        if identity is None and self.calibration and calibration.is_file():
+            identity, file = read_json(calibration).get("model"), CALIBRATION_FILE
+        if identity is not None and identity != self.model_identity:
             raise UserError(
-                f"{path} does not belong to {self.folder / where}: it holds the weights of another model; restore both "
+                f"{path} does not belong to {self.folder / file}: it holds the weights of another model; restore both "
                 "files from one run"
             )
 
@@ -196,8 +196,8 @@ class Run:
             raise UserError(
                 f"{self.model_path} does not fit the network of {self.folder / RUN_FILE}: {reason}"
             ) from error
-        known = has_digest(self.model_path) or format_of(header, self.model_path) == 0
-        if not known and fingerprint(model) != header.get("model"):
+        is_checked = has_digest(self.model_path) or format_of(header, self.model_path) == 0
+        if not is_checked and fingerprint(model) != header.get("model"):
             raise UserError(f"{self.model_path} is damaged: its weights are not those that were written")
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
@@ -245,7 +245,7 @@ class Run:
             images_per_class: at most so many training images of every class.
             seed: random seed that selects them.
         """
-        return image_loader(self, split, views, chosen_few(images_per_class, seed))
+        return image_loader(self, split, views, subsample_of(images_per_class, seed))
 
     def outputs(
         self,
@@ -260,7 +260,7 @@ class Run:
 
         The arguments are those of `loader`; `images_of` is another run whose images are used.
         """
-        return stored_outputs(self, split, views, chosen_few(images_per_class, seed), images_of or self)
+        return stored_outputs(self, split, views, subsample_of(images_per_class, seed), images_of or self)
 
 
 def _lack(folder: Path) -> str:
@@ -282,8 +282,8 @@ def _lack(folder: Path) -> str:
 def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
     """A post-hoc method with the stage-two settings for the data of a run."""
     config = run.config
-    known = {"data": config.data, "trained_by": None if config.sampler else config.method}  # a sampler changes both
-    return build_posthoc(name, options, train_images=run.split_sizes["train"], **known)
+    stage_one = {"data": config.data, "trained_by": None if config.sampler else config.method}  # a sampler changes both
+    return build_posthoc(name, options, train_images=run.split_sizes["train"], **stage_one)
 
 
 def write_model(path: Path, model: nn.Module, record: RunRecord, header: dict[str, object]) -> str:

@@ -1,22 +1,46 @@
-"""The content of `run.json`: configuration, data and versions; format 1."""
+"""The content of `run.json`: configuration, data and versions; format 1.
+
+Also the network of a configuration, and the names of all files that commands write into the folder of a run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+
+from longtail.backbones import build_backbone
 from longtail.config import TrainConfig, to_dict
+from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages
 from longtail.data.splits import Splits
-from longtail.errors import UserError
+from longtail.errors import UserError, choose
+from longtail.files.atomic import LOCK_FILE
 from longtail.files.provenance import versions
 from longtail.files.records import FORMAT, as_record, checked, format_of, read_json, read_lines
+from longtail.heads.kinds import SAVED_HEADS
+from longtail.heads.layers import head_of, with_head
+from longtail.methods import TRAIN_METHODS
 from longtail.metrics.table import SCORES
+from longtail.networks.objective import Objective
 
+RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE = (
+    "run.json",
+    "model.safetensors",
+    "checkpoint.safetensors",
+    "metrics.jsonl",
+    "progress.txt",
+    "calibration.json",
+)
 SPLITS = ("train", "validation", "test")
 MOST_CHANNELS = 4
 # Settings that may differ where the same run is kept.
@@ -111,8 +135,8 @@ class RunRecord:
     def digest(self) -> str:
         """A hash of class names, class counts and configuration; the weights of the run carry it."""
         config = {name: value for name, value in self.config.items() if name not in OF_THE_MACHINE}
-        known = [self.data.class_names, self.data.class_counts, config]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        described = [self.data.class_names, self.data.class_counts, config]
+        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
 def read_record(path: Path) -> RunRecord:
@@ -171,3 +195,88 @@ def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:
 def image_channels(splits: Splits) -> int:
     """Colour channels of the images: images read from files are converted to RGB."""
     return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3
+
+
+def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, Objective]:
+    """A new network of a configuration, with random weights, and its objective."""
+    method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
+    return method.build(build_backbone(config.backbone, channels), class_counts, config.options)
+
+
+def with_head_of_kind(model: nn.Module, kind: str) -> nn.Module:
+    """A copy of a network whose head is a new layer of another kind, of the same shape."""
+    old = head_of(model)
+    return with_head(model, SAVED_HEADS[choose("head", kind, SAVED_HEADS)](old.in_features, old.out_features))
+
+
+def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Transform, Transform]:
+    """(augmenting, clean) transforms of a configuration; streams differ in their random numbers."""
+    size = config.image_size
+    seed = int(np.random.SeedSequence((config.seed, stream)).generate_state(1, np.uint64)[0])
+    augmenting = training_transform(config.augment, splits.mean, splits.std, image_size=size, seed=seed)
+    return augmenting, clean_transform(config.augment, splits.mean, splits.std, image_size=size)
+
+
+# Files that commands write into the folder of a run or of a calibration.
+RUN_FILES = (
+    RUN_FILE,
+    MODEL_FILE,
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    PROGRESS_FILE,
+    CALIBRATION_FILE,
+    "head.safetensors",
+    "*-calibrated.safetensors",
+    "before-after-*.json",
+    "diagnosis-*.json",
+    "metrics-*.json",
+    "metrics.csv",
+    "mlflow-run.txt",
+    "wandb-run.txt",
+    LOCK_FILE,
+    ".*.lock",
+    ".*.part",
+)
+PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
+RUN_FOLDERS = ("outputs", "report", "tensorboard", "wandb", ".*.part")
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names in a folder that no longtail command has written there, sorted."""
+    content = sorted(folder.iterdir()) if folder.is_dir() else []
+    patterns = {path: RUN_FOLDERS if path.is_dir() else RUN_FILES for path in content}
+    return [path.name for path in content if not any(path.match(pattern) for pattern in patterns[path])]
+
+
+def require_only_runs(folder: Path) -> None:
+    """Refuse to replace a folder that holds other files than a run and its results."""
+    more = [name for name in strangers(folder) if not (folder / name / RUN_FILE).is_file()]  # calibrations are runs
+    if more:
+        raise UserError(f"{folder} holds more than a run ({more[0]}), so it is not replaced; choose another --out")
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run, its calibrations and reports; the folder stays."""
+    require_only_runs(folder)
+    for path in folder.iterdir():
+        if path.name == LOCK_FILE:
+            continue  # locked by the process that replaces the run
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def remove_passing(folder: Path) -> None:
+    """Remove the files that only an unfinished run needs; the caller holds the folder."""
+    for name in PASSING_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def require_writable(folder: Path) -> None:
+    """Raises if a folder cannot be created or written to."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{nearest} is a file; choose another --out")
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"{nearest} cannot be written to; choose another --out")

@@ -45,10 +45,10 @@ def is_released(name: Path | str) -> bool:
 
 def find_released(name: Path | str) -> Path:
     """The folder of a released network, `released:NAME`."""
-    own, names = str(name).removeprefix(PREFIX), released_names()
+    wanted, names = str(name).removeprefix(PREFIX), released_names()
     if not names:
         raise UserError(f"{released_folder()} holds no released network")
-    return released_folder() / choose("released network", own, names)
+    return released_folder() / choose("released network", wanted, names)
 
 
 def working_copy(name: str) -> Path:

@@ -28,14 +28,13 @@ from longtail.posthoc.auto import Trial
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.solver.linear import LinearHead
-from longtail.runs import own_files
-from longtail.runs.folder import CALIBRATION_FILE
+from longtail.runs.record import CALIBRATION_FILE, RUN_FILES, RUN_FOLDERS
 
 HEAD_FILE = "head.safetensors"
 CALIBRATED = "-calibrated.safetensors"
 KIND = "a calibration"
 # Everything that longtail commands write to such a folder; a folder with anything else is not replaced.
-OWN_FILES = (*own_files.OWN_FILES, *own_files.OWN_FOLDERS)
+OWN_FILES = (*RUN_FILES, *RUN_FOLDERS)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,18 @@ from longtail.files.records import FORMAT, NewerFormat, as_typed, format_of, rea
 from longtail.metrics.scores import evaluate, evaluate_predictions
 from longtail.posthoc.inputs import fit_outputs
 from longtail.recipes import with_authors_settings
-from longtail.runs.folder import METRICS_FILE, MODEL_FILE, PROGRESS_FILE, RUN_FILE, Run
-from longtail.runs.own_files import PASSING_FILES, remove_passing
-from longtail.runs.record import SPLITS, read_journal, scores_in
+from longtail.runs.folder import Run
+from longtail.runs.record import (
+    METRICS_FILE,
+    MODEL_FILE,
+    PASSING_FILES,
+    PROGRESS_FILE,
+    RUN_FILE,
+    SPLITS,
+    read_journal,
+    remove_passing,
+    scores_in,
+)
 from longtail.tasks.entries import Entry
 from longtail.training.loop import train
 from longtail.training.plan import Plan

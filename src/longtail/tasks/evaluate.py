@@ -11,7 +11,7 @@ from longtail.files.provenance import WORKERS
 from longtail.files.records import FORMAT
 from longtail.metrics.scores import Metrics
 from longtail.runs.folder import Run
-from longtail.runs.score import score_loader
+from longtail.runs.outputs import score_loader
 
 
 def evaluate_run(

@@ -23,16 +23,18 @@ from longtail.files.records import append_line, keep_lines, read_lines
 from longtail.launch import launch_id
 from longtail.metrics.scores import Metrics
 from longtail.metrics.table import SCORES
-from longtail.runs.folder import (
+from longtail.runs.folder import Run, write_trained
+from longtail.runs.record import (
     CHECKPOINT_FILE,
     METRICS_FILE,
     MODEL_FILE,
     PROGRESS_FILE,
     RUN_FILE,
-    Run,
-    write_trained,
+    remove_passing,
+    remove_run,
+    require_only_runs,
+    require_writable,
 )
-from longtail.runs.own_files import remove_passing, remove_run, require_only_runs, require_writable
 from longtail.training.checkpoint import load_checkpoint, save_checkpoint
 from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan

@@ -25,7 +25,7 @@ from longtail.files.text import clock
 from longtail.launch import handling, terminations
 from longtail.metrics.scores import Metrics
 from longtail.recipes import with_authors_settings
-from longtail.runs.score import score
+from longtail.runs.outputs import score
 from longtail.training.defaults import recipe_for
 from longtail.training.journal import Journal
 from longtail.training.rehearsal import own_random_numbers, prepare, rehearse, say_if_slow

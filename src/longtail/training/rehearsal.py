@@ -19,8 +19,7 @@ from longtail.errors import UserError, choose, is_out_of_memory
 from longtail.files.progress import Display
 from longtail.methods import TRAIN_METHODS
 from longtail.networks.objective import Objective, defer
-from longtail.runs.network import build_network
-from longtail.runs.record import image_channels
+from longtail.runs.record import build_network, image_channels
 from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan
 from longtail.training.step import Streams, TrainingStep, take_step

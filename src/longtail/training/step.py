@@ -20,7 +20,7 @@ from longtail.distributed import World
 from longtail.errors import UserError
 from longtail.files.progress import Display
 from longtail.networks.objective import Objective, Progress
-from longtail.runs.network import transforms
+from longtail.runs.record import transforms
 from longtail.training.mixing import Mixing
 from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan

@@ -158,7 +158,7 @@ def _calibrate_file(options: Calibrate, own: FileOptions) -> int:
         from longtail.distributed import join
         from longtail.methods import build_posthoc
         from longtail.outputs.readers import read_held_out, read_outputs
-        from longtail.tasks.calibrate_files import calibrate_files
+        from longtail.tasks.calibrate_run import calibrate_files
 
     if not options.source.exists():
         raise UserError(f"{options.source} does not exist; name a run folder or a file of saved logits")

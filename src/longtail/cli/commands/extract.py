@@ -64,13 +64,18 @@ def main(words: list[str]) -> int:
     display = options.display()
     with join(options.device) as world:
         run = Run.open(options.run).using(world, root=options.root, workers=options.workers, display=display)
-        few = _subsample(options, run)
-        path = options.out or outputs_path(run, options.split, options.views, few)
+        subsample = _subsample(options, run)
+        path = options.out or outputs_path(run, options.split, options.views, subsample)
         if path.exists() and not options.overwrite:
             raise UserError(f"{path} exists already; choose another --out or replace it with --overwrite")
-        keep_logits = False if options.no_logits else None
         write_outputs(
-            run, options.split, path, views=options.views, few=few, dtype=options.dtype, keep_logits=keep_logits
+            run,
+            options.split,
+            path,
+            views=options.views,
+            subsample=subsample,
+            dtype=options.dtype,
+            keep_logits=False if options.no_logits else None,
         )
     display.line(f"written: {path}")
     options.print_json({"outputs": str(path)})
