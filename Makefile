@@ -56,7 +56,7 @@ demo: $(DEMO_READY)
 	$(DEMO_BIN)/longtail calibrate demo/digits
 	$(DEMO_BIN)/longtail report demo/digits
 	@echo
-	@echo "calibrated model: demo/digits/marc     look at: demo/digits/report/index.html     figures: demo/digits/report/figures"
+	@echo "calibrated model: demo/digits/halo     look at: demo/digits/report/index.html     figures: demo/digits/report/figures"
 
 test: install lint
 	$(BIN)/pytest --numprocesses auto --dist loadfile

@@ -248,6 +248,7 @@ TRAIN_METHODS: dict[str, TrainMethod] = {
 }
 
 OWN_FAMILY = "own"  # of methods that are not in the table
+FEWEST_HELD_OUT = 20  # samples from which HALO is the default; with fewer it was not measured
 DECOUPLING = "Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020"
 
 POSTHOC_METHODS: dict[str, PostHocMethod] = {
@@ -370,6 +371,23 @@ def build_posthoc(
     if "solver" in inspect.signature(estimator).parameters and given.get("solver") != "sgd":
         settings.pop("max_iter")  # the exact solver counts passes, not steps
     return estimator(**{**settings, **given})
+
+
+def default_posthoc(held_out: int) -> tuple[str, str]:
+    """The post-hoc method for what there is, and the reason.
+
+    Args:
+        held_out: samples that the network was not trained on.
+
+    >>> default_posthoc(500)
+    ('halo', '500 images were held out of training')
+    >>> default_posthoc(0)[0]
+    'marc'
+    """
+    if held_out >= FEWEST_HELD_OUT:
+        return "halo", f"{held_out:,} images were held out of training"
+    number = "no image was" if held_out == 0 else f"only {held_out:,} were" if held_out > 1 else "only one was"
+    return "marc", f"it needs no held-out images, and {number} held out of training"
 
 
 def candidate_title(name: str) -> str:

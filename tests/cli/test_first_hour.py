@@ -49,7 +49,7 @@ def trained(photos) -> Path:
     folder = photos.parent / "runs" / "photos"
     words = ("train", photos, f"--out={folder}", "--epochs=12", "--workers=0", "--device=cpu", "--quiet")
     assert main([str(word) for word in words]) == 0
-    assert main(["calibrate", str(folder), "--device=cpu", "--workers=0", "--quiet"]) == 0
+    assert main(["calibrate", str(folder), "--method=marc", "--device=cpu", "--workers=0", "--quiet"]) == 0
     return folder
 
 

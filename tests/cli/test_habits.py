@@ -43,7 +43,10 @@ BAD = {
         ["run", "--split", "holdout"],
         "invalid choice 'holdout' for argument '--split'. Expected one of ('train'",
     ),
-    "calibrate": (["run", "--options", "gama", "1"], "unknown option 'gama' (did you mean 'gamma'?)"),
+    "calibrate": (
+        ["run", "--method", "marc", "--options", "gama", "1"],
+        "unknown option 'gama' (did you mean 'gamma'?)",
+    ),
     "probe": (["nowhere.npz", "--out", "head"], "nowhere.npz"),
     "compare": (["digits-lt", "--out", "x"], "missing from longtail compare: --methods"),
     "diagnose": (["nowhere.npz"], "nowhere.npz"),

@@ -20,7 +20,10 @@ def data_of(kind, seed=0, classes=5, most=300, fewest=1):
     rng = np.random.default_rng(seed)
     counts = np.maximum((most * (fewest / most) ** (np.arange(classes) / (classes - 1))).astype(int), fewest)
     y = np.repeat(np.arange(classes), counts)
-    logits = rng.normal(size=(len(y), classes)) + {"separable": 12, "large": 30}.get(kind, 1) * np.eye(classes)[y]
+    logits = (
+        rng.normal(size=(len(y), classes))
+        + {"separable": 12, "large": 30, "duplicated": 4}.get(kind, 1) * np.eye(classes)[y]
+    )
     if kind == "large":
         logits *= 10
     if kind == "duplicated":

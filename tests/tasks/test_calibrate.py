@@ -185,22 +185,24 @@ def run_command(capsys, *words):
 
 
 def test_command_on_a_run(capsys, digits_copy):
-    code, out, error = run_command(capsys, "calibrate", digits_copy, "--options", "gamma", "auto")
+    code, out, error = run_command(capsys, "calibrate", digits_copy, "--method", "marc", "--options", "gamma", "auto")
     assert code == 0
     assert "before" in out
     assert "Few" in out
     assert "solved" in error
     assert (digits_copy / "outputs" / "train-views1.safetensors").is_file()
-    code, _, error = run_command(capsys, "calibrate", digits_copy)
+    code, _, error = run_command(capsys, "calibrate", digits_copy, "--method", "marc")
     assert (code, error.count("\n")) == (2, 1)
     assert "exists already; choose another --out or replace it with --overwrite" in error
-    code, out, _ = run_command(capsys, "calibrate", digits_copy, "--overwrite", "--json")
+    code, out, error = run_command(capsys, "calibrate", digits_copy, "--overwrite", "--json")
     assert code == 0
+    assert "HALO: 36 images were held out of training (--method NAME takes another one)" in error
+    assert (digits_copy / "halo" / "model.safetensors").is_file()
     assert json.loads(out)["result"]["converged"]
 
 
 def test_a_few_images_per_class_are_printed_recorded_and_kept_apart(capsys, digits_copy):
-    words = ("calibrate", digits_copy, "--images-per-class", "9", "--seed", "4")
+    words = ("calibrate", digits_copy, "--method", "marc", "--images-per-class", "9", "--seed", "4")
     code, _, error = run_command(capsys, *words)
     assert code == 0
     counts = Run.open(digits_copy).class_counts
@@ -242,7 +244,7 @@ def test_one_calibration_loads_opens_and_hashes_once(capsys, digits_copy, monkey
     for name in ("read_tensors", "open_splits", "fingerprint"):
         count(longtail.runs.folder, name)
     count(longtail.data.images.MemoryImages, "_samples")
-    assert run_command(capsys, "calibrate", digits_copy, "--quiet")[0] == 0
+    assert run_command(capsys, "calibrate", digits_copy, "--method", "marc", "--quiet")[0] == 0
     # Hashed are the weights that are written, and the images of each of three splits.
     assert counted == {"read_tensors": 1, "open_splits": 1, "fingerprint": 1, "_samples": 3}
 
@@ -296,13 +298,13 @@ def test_a_run_is_not_overwritten_by_its_repair(capsys, digits_copy):
 
 def test_a_calibrated_run_is_not_calibrated_again(capsys, digits_copy):
     assert run_command(capsys, "calibrate", digits_copy, "--method", "disalign", "--quiet")[0] == 0
-    code, _, error = run_command(capsys, "calibrate", digits_copy / "disalign")
+    code, _, error = run_command(capsys, "calibrate", digits_copy / "disalign", "--method", "marc")
     assert code == 0
     assert f"{digits_copy / 'disalign'} is calibrated already (DisAlign): calibrating {digits_copy}" in error
     assert Run.open(digits_copy / "marc").calibration.model == Run.open(digits_copy).model_identity
     # A run that is there no more, or that is another by now, is not guessed at.
     write_trained(digits_copy, Run.open(digits_copy / "marc").model(), step=1)
-    code, _, error = run_command(capsys, "calibrate", digits_copy / "disalign", "--overwrite")
+    code, _, error = run_command(capsys, "calibrate", digits_copy / "disalign", "--method", "marc", "--overwrite")
     assert (code, error.count("\n")) == (2, 1)
     assert "where it came from, has changed" in error
 
@@ -344,7 +346,7 @@ def test_mistakes_are_one_line(capsys, tmp_path, words, message):
 
 
 def test_scores_on_images_that_a_method_was_fitted_on_are_marked(capsys, digits_copy):
-    assert main(["calibrate", str(digits_copy), "--device", "cpu"]) == 0
+    assert main(["calibrate", str(digits_copy), "--method", "marc", "--device", "cpu"]) == 0
     assert "higher than on new images" not in capsys.readouterr().err
     assert main(["calibrate", str(digits_copy), "--method", "halo", "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().err.split())

@@ -25,6 +25,7 @@ from longtail.outputs.inference import HeadDetector, InferenceSession, detect_he
 from longtail.outputs.loaders import listed_labels
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.halo import HALO
 from longtail.posthoc.inputs import chosen_images, fit_outputs, warn_if_no_errors
 from longtail.posthoc.marc import MARC
 from longtail.posthoc.scale_and_shift import AffinePostHoc
@@ -41,7 +42,7 @@ def calibrate(
     loader: Any,
     method: None = None,
     *,
-    validation: Any = None,
+    validation: None = None,
     head: str | None = None,
     class_counts: Any = None,
     device: str = "auto",
@@ -49,6 +50,22 @@ def calibrate(
     seed: int = 0,
     progress: bool = True,
 ) -> tuple[Model, MARC]: ...
+
+
+@overload
+def calibrate(
+    model: Model,
+    loader: Any,
+    method: None = None,
+    *,
+    validation: Any,
+    head: str | None = None,
+    class_counts: Any = None,
+    device: str = "auto",
+    images_per_class: int | Literal["all", "auto"] = "all",
+    seed: int = 0,
+    progress: bool = True,
+) -> tuple[Model, HALO]: ...
 
 
 @overload
@@ -103,8 +120,10 @@ def calibrate(
     Args:
         model: a classifier whose last layer is an `nn.Linear`; it is not changed.
         loader: batches of its training set, as for `extract`; augmented as in training if you can.
-        method: the method to fit (default: `MARC()`), or its name in `longtail methods`, such as "auto".
-        validation: batches of held-out images, on which hyper-parameters are chosen and confidence methods fitted.
+        method: the method to fit, or its name in `longtail methods`; by default `HALO()` if `validation` is given, else
+            `MARC()`.
+        validation: batches of held-out images, on which HALO and confidence methods are fitted and hyper-parameters
+            chosen.
         head: name of the last linear layer; by default it is found by running the model.
         class_counts: (K,) training samples per class, if the loader does not contain all of them.
         device: where to run the model.
@@ -114,7 +133,8 @@ def calibrate(
         progress: show a progress bar, in a terminal or a notebook.
     """
     if method is None or isinstance(method, str):
-        method = build_posthoc(method, {}) if method else MARC()
+        default = MARC() if validation is None else HALO()
+        method = build_posthoc(method, {}) if method else default
     display = Display(quiet=not progress)
     method.check_settings()
     few = None

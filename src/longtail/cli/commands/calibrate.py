@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,11 +14,17 @@ from longtail.errors import UserError
 from longtail.files.text import command_on, some_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from longtail.posthoc.base import PostHoc
     from longtail.runs.folder import Run
     from longtail.tasks.calibration import Comparison
 
-HELP = """Calibrate a trained classifier: MARC by default, any post-hoc method by name.
+HELP = """Calibrate a trained classifier.
+
+Without --method it takes what suits the data, and says so: HALO if at least 20 images were held out of training
+(longtail train --validation 0.1), for better accuracy and an honest confidence; else MARC, the paper's method, which
+needs no held-out images.
 
 A RUN FOLDER: the model is run once over its training images (one augmented view), the method is fitted, and
 the calibrated model is written to a new run folder, RUN/METHOD. If the method needs only some images of
@@ -31,7 +38,7 @@ head.safetensors.
 
 Examples:
   longtail calibrate runs/digits
-  longtail calibrate runs/c10 --options gamma auto
+  longtail calibrate runs/c10 --method marc --options gamma auto
   longtail calibrate runs/c10 --method auto
   longtail calibrate runs/c10 --method halo --target-prior prior.csv
   longtail calibrate runs/c10 --method marc --then temperature
@@ -74,8 +81,8 @@ class Calibrate(Output):
 
     source: Annotated[Path, tyro.conf.Positional]
     """Folder of a finished run, or a file of saved logits and labels."""
-    method: str = "marc"
-    """Post-hoc method; `longtail methods` lists them."""
+    method: str | None = None
+    """Post-hoc method (default: halo or marc, see above); `longtail methods` lists them."""
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
     target_prior: str | None = None
@@ -90,13 +97,21 @@ class Calibrate(Output):
     run: tyro.conf.OmitArgPrefixes[RunOptions] = field(default_factory=RunOptions)
     file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
 
-    def settings(self) -> dict[str, str]:
-        """Settings of the method."""
-        if self.target_prior is None:
-            return self.options
-        if self.method not in ("halo", "auto"):
-            raise UserError(f"--target-prior applies to --method halo and auto, not to {self.method}")
-        return {**self.options, "target_prior": self.target_prior}
+    def build(self, held_out: int, build: Callable[[str, dict[str, str]], PostHoc]) -> tuple[str, PostHoc]:
+        """Name and method, with its settings; says which one is taken by default, and why."""
+        from longtail.methods import POSTHOC_METHODS, default_posthoc
+        from longtail.posthoc.tempered import Tempered
+
+        name, why = (self.method, "") if self.method else default_posthoc(held_out)
+        settings = self.options
+        if self.target_prior is not None:
+            if name not in ("halo", "auto"):
+                raise UserError(f"--target-prior applies to --method halo and auto, not to {name}")
+            settings = {**settings, "target_prior": self.target_prior}
+        method = build(name, settings)
+        if why:
+            self.display().line(f"{POSTHOC_METHODS[name].title}: {why} (--method NAME takes another one)")
+        return name, method if self.then is None else Tempered(method)
 
 
 def main(words: list[str]) -> int:
@@ -109,7 +124,7 @@ def main(words: list[str]) -> int:
 
 
 def _calibrate_run(options: Calibrate, own: RunOptions) -> int:
-    settings, display = options.settings(), options.display()
+    display = options.display()
     with loading():
         from longtail.distributed import join
         from longtail.runs.folder import Run, build_posthoc_for
@@ -117,11 +132,12 @@ def _calibrate_run(options: Calibrate, own: RunOptions) -> int:
 
     with join(own.device) as world:
         run = _uncalibrated(options, Run.open(options.source))
-        method = _with_temperature(options, build_posthoc_for(run, options.method, settings))
+        name, method = options.build(run.split_sizes.get("validation", 0), partial(build_posthoc_for, run))
         world.require_alike(
             model=run.model_identity,
-            method=options.method,
-            options=settings,
+            method=name,
+            options=options.options,
+            target_prior=options.target_prior,
             views=own.views,
             images_per_class=own.images_per_class,
             seed=own.seed,
@@ -129,14 +145,14 @@ def _calibrate_run(options: Calibrate, own: RunOptions) -> int:
         folder, scores = calibrate_run(
             run.using(world, root=own.root, workers=own.workers, display=display),
             method,
-            options.method,
+            name,
             out=options.out,
             views=own.views,
             images_per_class=own.images_per_class,
             seed=own.seed,
             overwrite=options.overwrite,
         )
-    _print(options, method, scores, folder)
+    _print(options, name, method, scores, folder)
     display.line(f"score it with: {command_on('evaluate', folder, own.root)}")
     return 0
 
@@ -153,7 +169,6 @@ def _uncalibrated(options: Calibrate, run: Run) -> Run:
 
 
 def _calibrate_file(options: Calibrate, own: FileOptions) -> int:
-    settings = options.settings()
     with loading():
         from longtail.distributed import join
         from longtail.methods import build_posthoc
@@ -164,37 +179,36 @@ def _calibrate_file(options: Calibrate, own: FileOptions) -> int:
         raise UserError(f"{options.source} does not exist; name a run folder or a file of saved logits")
     if options.out is None:
         raise UserError("name the folder of the result: --out FOLDER")
-    method = _with_temperature(options, build_posthoc(options.method, settings))
     with join("cpu") as world:
         train = read_outputs(options.source, own.labels, label_column=own.label_column)
-        world.require_alike(method=options.method, options=settings, samples=len(train))
-        held_out = [
-            read_held_out(path, split, train, own.label_column)
+        held_out = {
+            split: read_held_out(path, split, train, own.label_column)
             for split, path in (("validation", own.validation), ("test", own.test))
             if path is not None
-        ]
+        }
+        name, method = options.build(len(held_out["validation"]) if own.validation else 0, build_posthoc)
+        world.require_alike(method=name, options=options.options, target_prior=options.target_prior, samples=len(train))
         scores = calibrate_files(
-            train, method, options.out, held_out, name=options.method, world=world, overwrite=options.overwrite
+            train,
+            method,
+            options.out,
+            list(held_out.values()),
+            name=name,
+            world=world,
+            overwrite=options.overwrite,
         )
-    _print(options, method, scores, options.out)
+    _print(options, name, method, scores, options.out)
     if not held_out:
         options.display().line("no held-out logits were given (--test FILE), so nothing is scored")
     return 0
 
 
-def _with_temperature(options: Calibrate, method: PostHoc) -> PostHoc:
-    """The method, followed by temperature scaling with --then."""
-    from longtail.posthoc.tempered import Tempered
-
-    return method if options.then is None else Tempered(method)
-
-
-def _print(options: Calibrate, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
+def _print(options: Calibrate, name: str, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
     """Print scores before and after, what was fitted, and what was written."""
     from longtail.methods import candidate_title, describe_posthoc
     from longtail.report.terminal import comparison_table, trial_table
 
-    display, title = options.display(), describe_posthoc(method, options.method)[0].title
+    display, title = options.display(), describe_posthoc(method, name)[0].title
     for score in scores:
         display.table(comparison_table(score.split, {"before": score.before, title: score.after}))
         for line in _warnings(options, title, score):
