@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.data import download
+from longtail.data.cifar import CIFARS
 from longtail.data.download import Archive, download_cifar, fetch
 from longtail.errors import UserError
 from longtail.files.progress import Display
@@ -111,10 +112,14 @@ def test_what_is_there_is_not_fetched_and_what_is_missing_is_said(server, tmp_pa
         download_cifar("digits", str(tmp_path), QUIET)
 
 
-def test_a_data_set_arrives_whole(server, tmp_path, cifar_root, monkeypatch):
-    packed = tmp_path / "c.tar.gz"
-    with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
-        archive.add(cifar_root / "python" / "cifar-10-batches-py", "cifar-10-batches-py")
+def test_a_data_set_arrives_whole(server, tmp_path, monkeypatch):
+    """Its folder is recognised by the names of its files; tests/data/test_cifar.py reads real ones."""
+    packed, folder = tmp_path / "c.tar.gz", tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in (*CIFARS["cifar10"].python.train, *CIFARS["cifar10"].python.test, CIFARS["cifar10"].python.names):
+        (folder / name).write_bytes(CONTENT[:1000])
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(folder, folder.name)
     server.content = packed.read_bytes()
     server.cut = len(server.content) // 2 + 1
     archive = Archive(server.url, hashlib.md5(server.content).hexdigest())

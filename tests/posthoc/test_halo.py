@@ -254,6 +254,15 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
         HALO().fit(train, validation=(held_out.logits[one], held_out.labels[one], held_out.features[one]))
 
 
+def test_weights_go_by_the_samples_own_counts():
+    counts = np.array([400, 100, 25])
+    labels = np.repeat([0, 1, 2], [40, 10, 5])
+    weights = sample_weights(labels, counts)
+    effective = weights.sum() ** 2 / np.square(weights).sum()
+    assert weights.sum() == pytest.approx(effective)
+    np.testing.assert_allclose(weights / weights[0], (np.sqrt(counts / 400.0) * 40 / [40, 10, 5])[labels])
+
+
 @pytest.mark.parametrize("sizes", [[30, 30, 30, 30], [6, 15, 40, 90], [90, 40, 15, 6], [200, 5, 5, 5]])
 def test_the_distribution_of_the_held_out_samples_hardly_matters(sizes):
     """Balanced, reversed or otherwise imbalanced: with weights for their own counts the answer is about the same."""

@@ -241,7 +241,7 @@ PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
 RUN_FOLDERS = ("outputs", "report", "tensorboard", "wandb", ".*.part")
 
 
-def strangers(folder: Path) -> list[str]:
+def unknown_names(folder: Path) -> list[str]:
     """Names in a folder that no longtail command has written there, sorted."""
     content = sorted(folder.iterdir()) if folder.is_dir() else []
     patterns = {path: RUN_FOLDERS if path.is_dir() else RUN_FILES for path in content}
@@ -250,7 +250,7 @@ def strangers(folder: Path) -> list[str]:
 
 def require_only_runs(folder: Path) -> None:
     """Refuse to replace a folder that holds other files than a run and its results."""
-    more = [name for name in strangers(folder) if not (folder / name / RUN_FILE).is_file()]  # calibrations are runs
+    more = [name for name in unknown_names(folder) if not (folder / name / RUN_FILE).is_file()]  # calibrations are runs
     if more:
         raise UserError(f"{folder} holds more than a run ({more[0]}), so it is not replaced; choose another --out")
 
