@@ -11,7 +11,6 @@ Parts, each a table in docs/results/halo; README.md there joins them:
     split      the price of the split: HALO on networks trained on 90 % and 98 % of the images beside MARC on those
                trained on all of them (halo_split.py); about 8 minutes per network, goes on where it was stopped
     ablations  without each head, sizes and kinds of the held-out set, widths of the priors (halo_ablations.py)
-    auto       what the choice of --method auto loses to the best candidate, and other rules (halo_auto.py)
     cost       what each step takes, in processor seconds, beside MARC and cRT
 
     python benchmarks/halo.py features frozen digits ablations cost
@@ -211,17 +210,6 @@ def split(seeds: int, folders: list[Path]) -> None:
     write("split", "The price of the split", split_rows(seeds), notes, seeds=seeds)
 
 
-def auto(draws: int, folders: list[Path]) -> None:
-    from halo_auto import auto_rows
-
-    notes = (
-        "Points of balanced accuracy that each rule loses, in the mean, to the best of softmax, logit adjustment, "
-        "MARC, cRT and HALO for the same model; the held-out images choose, other images score. Errors: standard "
-        "errors of paired differences of log-likelihood. Simulated models: halo_auto.py."
-    )
-    write("auto", "What choosing costs", auto_rows(draws), notes, draws=draws)
-
-
 def cost(repeats: int, folders: list[Path]) -> None:
     """Processor time of one thread, the fastest of some turns; all of HALO's heads and cRT once, up to 100 classes."""
     notes = (
@@ -271,8 +259,8 @@ def ablations(draws: int, folders: list[Path]) -> None:
 
 def main() -> None:
     parts = {"features": features, "frozen": frozen, "digits": digits, "runs": runs, "split": split, "cost": cost}
-    parts |= {"ablations": ablations, "auto": auto}
-    usual = {"features": 10, "frozen": 3, "digits": 20, "runs": 1, "split": 3, "cost": 7, "ablations": 10, "auto": 10}
+    parts |= {"ablations": ablations}
+    usual = {"features": 10, "frozen": 3, "digits": 20, "runs": 1, "split": 3, "cost": 7, "ablations": 10}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=parts)
     parser.add_argument("--repeats", type=int, help=f"draws, seeds or repeats (default: {usual})")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ABOUT = "# HALO, measured\n\nWritten by `benchmarks/halo.py`; every table names its command and commit."
-ORDER = ("features", "frozen-fully", "frozen-briefly", "runs-", "digits", "split", "auto", "cost", "ablation-")
+ORDER = ("features", "frozen-fully", "frozen-briefly", "runs-", "digits", "split", "cost", "ablation-")
 COMPARED = (
     "features",
     "frozen-fully",

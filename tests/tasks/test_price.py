@@ -63,7 +63,7 @@ def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
     # What the methods inside have fitted, and on what, is recorded too; the model card says it.
     auto = described["method_"]
     assert set(auto["trial_"]) == {"softmax", "logit-adjustment", "marc", "crt", "halo"}
-    assert auto["method_"]["class"] == {"halo": "HALO", "crt": "CRT"}[auto["choice_"]]
+    assert auto["method_"]["class"] == {"halo": "HALO", "crt": "CRT", "softmax": "Unchanged"}[auto["choice_"]]
     assert f"It chose {candidate_title(auto['choice_'])}." in model_card(Run.open(digits_copy / "auto"))
     test = Run.open(digits_copy).outputs("test")
     assert f"it chose {candidate_title(auto['choice_'])}" in read_stored(digits_copy / "auto", test).origin

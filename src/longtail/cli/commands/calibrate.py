@@ -97,9 +97,9 @@ class Calibrate(Output):
     run: tyro.conf.OmitArgPrefixes[RunOptions] = field(default_factory=RunOptions)
     file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
 
-    def build(self, held_out: int, build: Callable[[str, dict[str, str]], PostHoc]) -> tuple[str, PostHoc]:
-        """Name and method, with its settings; says which one is taken by default, and why."""
-        from longtail.methods import POSTHOC_METHODS, default_posthoc
+    def build(self, held_out: int, build: Callable[[str, dict[str, str]], PostHoc]) -> tuple[str, PostHoc, str]:
+        """Name and method, with its settings, and why it is the default."""
+        from longtail.methods import default_posthoc
         from longtail.posthoc.tempered import Tempered
 
         name, why = (self.method, "") if self.method else default_posthoc(held_out)
@@ -109,9 +109,7 @@ class Calibrate(Output):
                 raise UserError(f"--target-prior applies to --method halo and auto, not to {name}")
             settings = {**settings, "target_prior": self.target_prior}
         method = build(name, settings)
-        if why:
-            self.display().line(f"{POSTHOC_METHODS[name].title}: {why} (--method NAME takes another one)")
-        return name, method if self.then is None else Tempered(method)
+        return name, method if self.then is None else Tempered(method), why
 
 
 def main(words: list[str]) -> int:
@@ -132,7 +130,7 @@ def _calibrate_run(options: Calibrate, own: RunOptions) -> int:
 
     with join(own.device) as world:
         run = _uncalibrated(options, Run.open(options.source))
-        name, method = options.build(run.split_sizes.get("validation", 0), partial(build_posthoc_for, run))
+        name, method, why = options.build(run.split_sizes.get("validation", 0), partial(build_posthoc_for, run))
         world.require_alike(
             model=run.model_identity,
             method=name,
@@ -152,7 +150,7 @@ def _calibrate_run(options: Calibrate, own: RunOptions) -> int:
             seed=own.seed,
             overwrite=options.overwrite,
         )
-    _print(options, name, method, scores, folder)
+    _print(options, name, method, why, scores, folder)
     display.line(f"score it with: {command_on('evaluate', folder, own.root)}")
     return 0
 
@@ -186,7 +184,7 @@ def _calibrate_file(options: Calibrate, own: FileOptions) -> int:
             for split, path in (("validation", own.validation), ("test", own.test))
             if path is not None
         }
-        name, method = options.build(len(held_out["validation"]) if own.validation else 0, build_posthoc)
+        name, method, why = options.build(len(held_out["validation"]) if own.validation else 0, build_posthoc)
         world.require_alike(method=name, options=options.options, target_prior=options.target_prior, samples=len(train))
         scores = calibrate_files(
             train,
@@ -197,13 +195,13 @@ def _calibrate_file(options: Calibrate, own: FileOptions) -> int:
             world=world,
             overwrite=options.overwrite,
         )
-    _print(options, name, method, scores, options.out)
+    _print(options, name, method, why, scores, options.out)
     if not held_out:
         options.display().line("no held-out logits were given (--test FILE), so nothing is scored")
     return 0
 
 
-def _print(options: Calibrate, name: str, method: PostHoc, scores: list[Comparison], folder: Path) -> None:
+def _print(options: Calibrate, name: str, method: PostHoc, why: str, scores: list[Comparison], folder: Path) -> None:
     """Print scores before and after, what was fitted, and what was written."""
     from longtail.methods import candidate_title, describe_posthoc
     from longtail.report.terminal import comparison_table, trial_table
@@ -218,6 +216,8 @@ def _print(options: Calibrate, name: str, method: PostHoc, scores: list[Comparis
         choice = method.trial.chosen.name
         why = "" if choice != "softmax" else ": no method is clearly better on the held-out samples"
         display.line(f"Auto chose {candidate_title(choice)}{why}")
+    if why:
+        display.line(f"{title} was taken because {why} (--method NAME takes another one)")
     for note in method.notes():
         display.line(note)
     result = method.result_
