@@ -294,7 +294,7 @@ def write_model(path: Path, model: nn.Module, record: RunRecord, header: dict[st
 
 
 def write_trained(folder: Path, model: nn.Module, step: int) -> None:
-    """Write the weights of a finished training, and their identity to `run.json`."""
+    """Write the identity of the trained weights to `run.json`, then the weights: a run that has them is finished."""
     record = read_record(folder / RUN_FILE)
-    identity = write_model(folder / MODEL_FILE, model, record, {"step": step})
-    write_json(folder / RUN_FILE, replace(record, model=identity).to_dict())
+    write_json(folder / RUN_FILE, replace(record, model=fingerprint(model)).to_dict())
+    write_model(folder / MODEL_FILE, model, record, {"step": step})
