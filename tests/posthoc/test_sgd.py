@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from longtail import MARC
 from longtail.data.samplers import Sampler
+from longtail.posthoc.gate import FitWarning
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.solver.sgd import learning_rate, train_affine, train_parameters
 
@@ -89,3 +91,20 @@ def test_steps_are_those_of_torch_to_the_last_bit():
         (rates[torch.from_numpy(sampler.batch(step, 4).indices)] @ beside).square().mean().backward()
         optimizer.step()
     assert torch.equal(trained, beside)
+
+
+def test_a_scale_at_its_bound_can_rise_again():
+    """The first batches push the scales of these two classes below zero."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [2000, 10])
+    margin = 3 * (rng.normal(size=len(y)) + 4 * y - 5)
+    logits = np.stack([-margin / 2, margin / 2], 1)
+    sgd = MARC(solver="sgd", divide_by="weights", max_iter=300).fit(logits, y)
+    np.testing.assert_allclose(sgd.omega_, MARC().fit(logits, y).omega_, rtol=0.2)
+    assert sgd.result_.gradient < 0.1
+
+
+def test_too_few_steps_are_warned_of():
+    with pytest.warns(FitWarning, match="1 steps of SGD at lr 1e-09 were not enough for MARC"):
+        marc = MARC(solver="sgd", lr=1e-9, max_iter=1).fit(LOGITS, LABELS)
+    assert not marc.result_.converged

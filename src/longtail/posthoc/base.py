@@ -47,8 +47,6 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     """Whether it must be fitted on images the network was not trained on."""
     learns_from_seen: ClassVar[bool] = True
     """Whether its fit depends on the model's predictions on training images."""
-    minimises_softmax_loss: ClassVar[bool] = False
-    """Whether it starts at the unchanged model and minimises a (weighted) cross-entropy of the softmax."""
     refuses_seen: ClassVar[bool] = False
     """Whether held-out samples given as arrays are refused, too, if they are training samples."""
     tuned: ClassVar[tuple[str, ...]] = ()
@@ -121,7 +119,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             raise UserError(self._too_large(str(error))) from error
         self._require_finite()
         if judge:
-            check_fit_result(self, data)
+            check_fit_result(self, data, validation)
         return self
 
     def _require_finite(self) -> None:

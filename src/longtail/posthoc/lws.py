@@ -36,7 +36,6 @@ class LWS(ScaleAndShift, AffinePostHoc):
     Fitted attributes: `scale_` (K,), `shift_` (K,, zeros), `result_`.
     """
 
-    minimises_softmax_loss = True
     stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay"}
 
     def __init__(self, *, ridge: float = 5e-4, tolerance: float = 1e-5, max_iter: int = 500) -> None:

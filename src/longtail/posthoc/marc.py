@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 from longtail.errors import choose
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import unfitted
+from longtail.posthoc.gate import warn
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.scale_and_shift import AffinePostHoc, identity, minimise_positive, split_solution, with_margins
 from longtail.posthoc.settings import (
@@ -45,6 +46,8 @@ RELEASE_WARMUP = 800  # steps
 ENOUGH_IMAGES, FEWEST_IMAGES = 800, 50
 COARSE = 4  # every so many gammas are compared before those around the best of them
 ROUGH = 3e-4  # tolerance that is enough to compare gammas
+SGD_STEPS = 2000
+HARDLY_FALLEN = 0.5  # gradient after SGD, relative to the start; the paper's stage two ends at 0.01 to 0.45
 
 
 def class_weights(class_counts: np.ndarray, gamma: float) -> np.ndarray:
@@ -106,7 +109,6 @@ class MARC(AffinePostHoc):
     """
 
     tuned = ("gamma",)
-    minimises_softmax_loss = True
     stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay", "batch_size": "batch_size", "max_iter": "steps"}
 
     omega_: np.ndarray
@@ -180,10 +182,11 @@ class MARC(AffinePostHoc):
         """The answer for one gamma; those for others tell where it is, and of the curvature there."""
         weights = class_weights(data.class_counts, gamma)
         if self.solver == "sgd":
-            return train_affine(
+            by_class = torch.from_numpy(weights * data.frequency)
+            trained = train_affine(
                 data,
-                torch.from_numpy(weights * data.frequency),
-                steps=2000 if self.max_iter is None else self.max_iter,
+                by_class,
+                steps=self.max_iter or SGD_STEPS,
                 batch_size=self.batch_size,
                 lr=self.lr,
                 warmup=RELEASE_WARMUP if self.schedule == "release" else 0,
@@ -192,6 +195,7 @@ class MARC(AffinePostHoc):
                 divide_by=self.divide_by,
                 seed=self.seed,
             )
+            return self._with_gradient(trained, self.problem(data, by_class))
         problem = known.unweighted if known else self.problem(data, torch.from_numpy(data.frequency))
         problem = problem.weighing(weights)
         passes = 500 if self.max_iter is None else self.max_iter
@@ -206,6 +210,19 @@ class MARC(AffinePostHoc):
             tolerance=tolerance,
             max_evaluations=passes,
         )
+
+    def _with_gradient(self, trained: Solution, problem: AffineProblem) -> Solution:
+        """The result of SGD and the gradient of the whole loss there; a warning if that has hardly fallen."""
+        points = (identity(len(trained.x) // 2), trained.x)
+        first, last = (float(np.abs(problem.value_and_gradient(x)[1]).max()) for x in points)
+        gradient = last / first if first > 0 else 0.0
+        if gradient > HARDLY_FALLEN:
+            warn(
+                f"{self.max_iter or SGD_STEPS:,} steps of SGD at lr {self.lr:g} were not enough for MARC: the gradient "
+                f"of its loss is still {gradient:.0%} of that at the start, as when most batches lack the rarest class "
+                '(solver="exact" has no such limit)'
+            )
+        return replace(trained, converged=gradient <= HARDLY_FALLEN, gradient=gradient)
 
     def _known(self, data: FitData, gammas: Sequence[float]) -> _Known:
         """Nothing yet but the largest entries of the gradients at the identity, which one pass gives for all gammas."""

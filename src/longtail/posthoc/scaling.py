@@ -64,7 +64,6 @@ class TemperatureScaling(AffinePostHoc):
     """
 
     fitted_on_unseen = True
-    minimises_softmax_loss = True
     needs_every_class = False
 
     def __init__(self, *, tolerance: float = 1e-6, max_iter: int = 200) -> None:
@@ -101,7 +100,6 @@ class VectorScaling(ScaleAndShift, AffinePostHoc):
     """
 
     fitted_on_unseen = True
-    minimises_softmax_loss = True
 
     def __init__(self, *, ridge: float = 1e-6, tolerance: float = 1e-5, max_iter: int = 500) -> None:
         self.ridge = ridge
@@ -161,7 +159,6 @@ class MatrixScaling(PostHoc):
     """
 
     fitted_on_unseen = True
-    minimises_softmax_loss = True
 
     def __init__(
         self, *, off_diagonal: float = 0.1, intercept: float = 0.1, tolerance: float = 1e-5, max_iter: int = 500

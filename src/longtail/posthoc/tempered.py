@@ -79,7 +79,7 @@ class Tempered(PostHoc):
                 f"a temperature is fitted on images that the network has not seen, but there are none: "
                 f"{HOW_TO_HOLD_OUT}"
             )
-        self.method.fit_checked(data, validation)
+        self.method.fit_checked(data, validation, judge=False)
         self.result_ = self.method.result_
         labels = validation.labels.numpy()
         never = np.isneginf(self._ruled_out)

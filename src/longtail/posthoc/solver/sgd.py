@@ -36,10 +36,12 @@ def train_parameters(
     weight_decay: float = 0.0,
     sampler: str = "instance",
     seed: int = 0,
+    project: Callable[[], object] = lambda: None,
 ) -> float:
     """Train parameters in place; `loss(rows)` is that of the samples drawn. Returns the last loss.
 
-    With `warmup` the learning rate first rises from `lr` to twice that, over that many steps.
+    With `warmup` the learning rate first rises from `lr` to twice that, over that many steps. `project` is called after
+    each step and brings the parameters back to where they may be.
     """
     batches = Sampler(labels, sampler, seed=seed)
     # The steps of torch.optim.SGD, written out: its import also imports torch's compiler, as slow as a whole fit.
@@ -52,6 +54,7 @@ def train_parameters(
             for parameter, gradient, speed in zip(parameters, gradients, speeds, strict=True):
                 speed.mul_(MOMENTUM).add_(gradient.add(parameter, alpha=weight_decay))
                 parameter.sub_(speed, alpha=learning_rate(step, steps, lr, warmup))
+            project()
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise UserError(f"training diverged at lr {lr:g}; choose a smaller one")
     return float(value.detach())
@@ -109,12 +112,19 @@ def train_affine(
 
     def loss(rows: Tensor) -> Tensor:
         omega, beta = x.chunk(2)
-        calibrated = data.rows.read(rows.numpy()) * omega.clamp_min(SMALLEST_SCALE) + beta * norms
+        calibrated = data.rows.read(rows.numpy()) * omega + beta * norms
         ridge = 0.5 * decay * (x - pulled_to).square().sum()
         return weighted_cross_entropy(calibrated, data.labels[rows], weights, divide_by) + ridge
 
-    labels = data.labels.numpy()
-    value = train_parameters([x], loss, labels, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, seed=seed)
-    trained = x.detach().double().numpy()
-    trained[: data.num_classes] = np.maximum(trained[: data.num_classes], SMALLEST_SCALE)
-    return Solution(trained, value, True, steps, None, time.perf_counter() - began)
+    value = train_parameters(
+        [x],
+        loss,
+        data.labels.numpy(),
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr,
+        warmup=warmup,
+        seed=seed,
+        project=lambda: x[: data.num_classes].clamp_min_(SMALLEST_SCALE),
+    )
+    return Solution(x.detach().double().numpy(), value, True, steps, None, time.perf_counter() - began)
