@@ -136,7 +136,7 @@ def is_one_line(text: str) -> bool:
     return len(lines) == 1 and lines[0].startswith("longtail: ") and "Traceback" not in text
 
 
-PARTS = ("kills", "signals", "refusals", "hostile files", "fuzzing", "soak")
+PARTS = ("traps", "imbalance", "kills", "signals", "refusals", "hostile files", "fuzzing", "soak")
 
 
 def record(part: str, rows: list[dict[str, Any]], notes: str) -> None:

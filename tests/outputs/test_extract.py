@@ -1,3 +1,4 @@
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -339,3 +340,26 @@ def test_a_run_is_a_model_and_a_loader(digits_copy):
     np.testing.assert_array_equal(outputs.head_weight, stored.head_weight)
     np.testing.assert_allclose(outputs.logits, stored.logits, atol=1e-4)
     np.testing.assert_allclose(outputs.features, stored.features, atol=1e-4)
+
+
+class NormalisesTheBatch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head((x - x.mean(0)) / x.std(0))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [NormalisesTheBatch(), nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))],
+    ids=["formula", "batch-norm"],
+)
+def test_logits_that_depend_on_the_rest_of_the_batch_are_warned_of(model):
+    x, y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)) + 2, torch.arange(24) % 3
+    with pytest.warns(UserWarning, match="depend on the rest of the batch"):
+        longtail.extract(model, [(x, y)], progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        longtail.extract(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)), [(x, y)], progress=False)

@@ -101,9 +101,11 @@ def test_a_model_that_knows_its_training_images_is_told():
             warn_if_no_errors(method, Outputs(labels, np.array([100, 100]), logits=made, split=split))
         return [str(one.message) for one in found]
 
-    assert told(2, MARC())[0].startswith("the model classifies 99.0 % of the training images correctly, so MARC")
-    assert told(0, MARC())[0].startswith("the model classifies 100.0 %")
-    assert told(1, MARC())[0].startswith("the model classifies 99.5 %")  # the first sample is looked at, too
+    assert told(2, MARC())[0].startswith("the model has a balanced accuracy of 99.0 % on the training images, so MARC")
+    assert told(0, MARC())[0].startswith("the model has a balanced accuracy of 100.0 %")
+    assert told(1, MARC())[0].startswith(
+        "the model has a balanced accuracy of 99.5 %"
+    )  # the first sample is looked at, too
     assert told(3, MARC()) == []
     assert told(0, MARC(), split="test") == []
     assert told(0, LogitAdjustment()) == []

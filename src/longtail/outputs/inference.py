@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from longtail.heads.layers import hash_of, runs_together, unwrap, whole
 from longtail.outputs.batches import ModelBatch
 from longtail.outputs.gather import taking_part
 
+BATCHWISE = 0.05  # difference of logits, relative to their standard deviation
 SAMPLES = 32  # with which the head is searched, and a folded calibration is verified
 
 
@@ -77,6 +79,7 @@ class HeadDetector:
         check: Callable[[Head], None] = lambda head: None,
     ) -> None:
         self.model, self.name, self.head, self.check = model, name, head, check
+        self._compared_alone = head is not None or runs_together(model)
         self.first: Head | None = None
         self.samples: tuple[ModelBatch, ...] = ()
         self._largest = 0.0
@@ -89,6 +92,9 @@ class HeadDetector:
             self.first = self.head
             self.check(self.head)
         outputs = forward(self.model, batch, self.head)
+        if not self._compared_alone and len(batch) > 1:
+            self._compared_alone = True
+            warn_of_batchwise(self.model, batch, outputs.logits, self.head)
         if not outputs.explained:
             self.head = self.head.only_for_first(self.model)
             self.check(self.head)
@@ -164,6 +170,31 @@ def forward(model: nn.Module, batch: ModelBatch, head: Head) -> BatchOutputs:
     if not head.has_features:
         return BatchOutputs(logits)
     return BatchOutputs(logits, features[0] if len(features) == 1 else torch.cat([one.float() for one in features], 1))
+
+
+def warn_of_batchwise(model: nn.Module, batch: ModelBatch, logits: Tensor, head: Head) -> None:
+    """Run the first two samples of a batch without the others, twice, and warn if their logits are others.
+
+    Rounding of half precision and ranges of dynamic quantisation change logits by about a hundredth of their spread.
+    """
+    few = min(2, len(batch) - 1)
+    some = batch.only(slice(few))
+    if len(some) != few:
+        return
+    try:
+        with random_state_kept():
+            alone, again = (forward(model, some, head).logits.double() for _ in range(2))
+    except Exception:  # some models take batches of one size only
+        return
+    together = logits[:few].double()
+    is_random = not torch.allclose(alone, again, rtol=1e-3, atol=1e-3 * float(alone.std()))
+    if not is_random and float((alone - together).abs().max()) > BATCHWISE * float(logits.double().std()):
+        warnings.warn(
+            f"the logits of {type(model).__name__} depend on the rest of the batch (batch-norm without running "
+            "statistics, or a normalisation over the batch): alone, samples get other predictions than those that are "
+            "calibrated and scored",
+            stacklevel=2,
+        )
 
 
 @dataclass(frozen=True)

@@ -204,11 +204,13 @@ def warn_if_no_errors(method: PostHoc, train: Outputs | None) -> None:
     if train is None or train.split != "train" or method.fitted_on_unseen or not method.learns_from_seen:
         return
     subsample = np.linspace(0, len(train) - 1, min(len(train), CHECKED_FOR_ERRORS)).astype(int)
-    rows, chunks = train.rows(), np.array_split(subsample, min(len(subsample), 10))
-    accuracy = np.concatenate([rows.read(chunk).argmax(1).numpy() == train.labels[chunk] for chunk in chunks]).mean()
+    rows, labels, chunks = train.rows(), train.labels[subsample], np.array_split(subsample, min(len(subsample), 10))
+    hits = np.concatenate([rows.read(chunk).argmax(1).numpy() for chunk in chunks]) == labels
+    present = np.unique(labels)
+    accuracy = (np.bincount(labels, hits)[present] / np.bincount(labels)[present]).mean()
     if accuracy >= NEARLY_PERFECT:
         warnings.warn(
-            f"the model classifies {100 * accuracy:.1f} % of the training images correctly, so "
+            f"the model has a balanced accuracy of {100 * accuracy:.1f} % on the training images, so "
             f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO or Auto "
             "(--method halo, --method auto)",
             stacklevel=2,
