@@ -4,8 +4,8 @@
 
 Each trap is made from the same sound logits, which calibrate well. It goes through the array API, `calibrate(model,
 loader)`, `longtail calibrate` on saved logits, and `CalibratedLongTail`. It must be refused in one line, warned of, or
-answered as well as the sound data: the balanced accuracy on test samples is at most two points lower. Sound data in another form must be
-answered without a warning. The row is wrong otherwise, and the program ends with an error.
+answered as well as the sound data: the balanced accuracy on test samples is at most two points lower. Sound data in
+another form must be answered without a warning. The row is wrong otherwise, and the program ends with an error.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def by_command(data: Samples, folder: Path) -> np.ndarray:
         code = command([*words, "--overwrite", "--quiet"])
     lines = said.getvalue().splitlines()
     if code:
-        assert code == 2 and "Traceback" not in said.getvalue(), said.getvalue()
+        assert (code, len(lines)) == (2, 1), said.getvalue()
         raise UserError(lines[-1])
     for line in lines:
         warnings.warn(line, FitWarning, stacklevel=1)
@@ -194,8 +194,7 @@ def examine(action: Callable[[], np.ndarray], labels: np.ndarray, expected: floa
         try:
             predicted = action()
         except (UserError, ValueError) as error:
-            assert "\n" not in str(error), error
-            return "refused", str(error)
+            return ("WRONG" if "\n" in str(error) else "refused"), str(error)
     said = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     if said:
         return "warned", said[0]
@@ -206,12 +205,11 @@ def examine(action: Callable[[], np.ndarray], labels: np.ndarray, expected: floa
 def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        best = {
-            len(data.counts): balanced_accuracy(by_arrays(data, Path(name)), data.test_labels) for data in (FOUR, RARE)
-        }
+        folder = Path(name)
+        best = {len(data.counts): balanced_accuracy(by_arrays(data, folder), data.test_labels) for data in (FOUR, RARE)}
         for what, data in TRAPS.items():
             for door, answer in DOORS.items():
-                end, said = examine(lambda: answer(data, Path(name)), data.test_labels, best[len(data.counts)])  # noqa: B023
+                end, said = examine(lambda: answer(data, folder), data.test_labels, best[len(data.counts)])  # noqa: B023
                 expected = "correct" if what.startswith("sound") else "refused or warned"
                 words = said.removeprefix("longtail: ").removeprefix("warning: ").replace("|", "/")
                 rows.append({"trap": what, "door": door, "expected": expected, "end": end, "said": words[:90]})

@@ -138,6 +138,42 @@ def test_grid_search_clone_and_pickle(digits):
 
 
 @pytest.mark.parametrize(
+    "model",
+    [
+        CalibratedLongTail(LOGISTIC, longtail.HALO()),
+        CalibratedLongTail(LOGISTIC, longtail.posthoc.Auto()),
+        CalibratedLongTail(LOGISTIC, longtail.posthoc.Tempered(longtail.MARC("auto"))),
+        CalibratedLongTail(longtail.Probe(), longtail.HALO(), cv=2),
+    ],
+    ids=["HALO", "Auto", "Tempered", "Probe"],
+)
+def test_methods_for_held_out_samples_take_cross_validated_scores(model, digits):
+    """And those of a fitted estimator on held-out data."""
+    (images, labels), test = digits
+    before = accuracies(clone(LOGISTIC).fit(images, labels), test)[1]
+    assert accuracies(clone(model).fit(images, labels), test)[1] > before + 0.1
+    if isinstance(model.estimator, LogisticRegression):
+        fitted = clone(LOGISTIC).fit(images[::2], labels[::2])
+        held_out = clone(model).set_params(estimator=fitted, cv="prefit").fit(images[1::2], labels[1::2])
+        assert accuracies(held_out, test)[0] > accuracies(fitted, test)[0]
+
+
+def test_settings_of_the_default_parts_and_containers():
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [180, 20])
+    features = rng.normal(size=(200, 3)) + y[:, None]
+    grid = {"method__gamma": [0.0, 1.2], "estimator__C": [1.0]}
+    search = GridSearchCV(CalibratedLongTail(), grid, scoring="balanced_accuracy", cv=2).fit(features, y)
+    assert search.best_params_ == {"estimator__C": 1.0, "method__gamma": 1.2}
+    model = CalibratedLongTail(make_pipeline(StandardScaler(), LOGISTIC), cv=2)
+    expected = clone(model).fit(features, y).predict_proba(features)
+    model.set_output(transform="pandas").fit(features, y).set_output(transform="pandas")
+    assert isinstance(model.estimator_[0].transform(features), pd.DataFrame)
+    assert isinstance(model.method_.transform(3 * np.eye(2)), pd.DataFrame)
+    np.testing.assert_array_equal(model.predict_proba(features), expected)
+
+
+@pytest.mark.parametrize(
     "names",
     [np.array([f"digit {n}" for n in range(10)]), np.arange(10) * 7 - 20, pd.Index(list("abcdefghij"))],
     ids=str,
@@ -284,6 +320,7 @@ def test_weights_of_samples_reach_the_estimator(digits):
         (CalibratedLongTail(LinearRegression()), slice(None), "neither decision_function nor predict_proba"),
         (CalibratedLongTail(SVC(decision_function_shape="ovo")), slice(None), 'one per pair; .*"ovr"'),
         (CalibratedLongTail(LOGISTIC, longtail.posthoc.CRT()), slice(None), "CRT needs the features"),
+        (CalibratedLongTail(LOGISTIC, longtail.Probe()), slice(None), "not Probe; a classifier .* as the estimator"),
     ],
     ids=lambda value: str(value)[:60],
 )

@@ -102,13 +102,19 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             present = _present(fit_params["sample_weight"], codes, self.classes_)
             logits, codes = logits[present], codes[present]
         head = {**_linear_head(self.estimator_, logits.shape[1]), "class_counts": class_counts}
+        if not isinstance(self.method, PostHoc | None):
+            raise UserError(
+                f"method must be a post-hoc method such as MARC(), not {type(self.method).__name__}; a classifier "
+                "such as Probe goes in as the estimator"
+            )
         self.method_ = unfitted(MARC() if self.method is None else self.method)
         if self.method_.needs_features:
             raise UserError(
                 f"{type(self.method_).__name__} needs the features before a network's last layer; "
                 "choose a method that works on logits, such as MARC"
             )
-        self.method_.fit(logits, codes, validation=(logits, codes), **head)
+        # Each row is unseen by the estimator that gave it, so that the same rows serve as held-out ones.
+        self.method_.fit_cross_validated(logits, codes, **head)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
@@ -150,6 +156,25 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """The class of each sample."""
         best = self._calibrated(X).argmax(1)
         return self.classes_[best]
+
+    def set_params(self, **params: Any) -> Self:
+        """Set settings, also of the parts that are made by default: `method__gamma` is that of `MARC()`."""
+        for name, default in (("estimator", LogisticRegression), ("method", MARC)):
+            if (
+                getattr(self, name) is None
+                and name not in params
+                and any(key.startswith(f"{name}__") for key in params)
+            ):
+                setattr(self, name, default())
+        return super().set_params(**params)
+
+    def set_output(self, *, transform: Any = None) -> Self:
+        """Set the container that transformers inside the estimator and the method return: "default", "pandas", …"""
+        for name in ("estimator", "method", "estimator_", "method_"):
+            part = getattr(self, name, None)
+            if hasattr(part, "set_output"):
+                part.set_output(transform=transform)
+        return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -35,7 +35,7 @@ def test_equal_logits_of_other_features_are_other_samples():
     known, other = (from_arrays(rows, labels, features=RNG.normal(size=(20, 3))) for _ in range(2))
     require_unseen(known, other)
     without = from_arrays(rows, labels)
-    for pair in ((known, without), (without, known), (without, without)):
+    for pair in ((known, without), (without, known), (without, from_arrays(rows, labels))):
         with pytest.raises(UserError, match="20 of 20"):
             require_unseen(*pair)
     with pytest.raises(UserError, match="training outputs have 3 features per sample, held-out outputs 2"):
@@ -52,6 +52,24 @@ def test_a_few_images_per_class_are_enough_to_find_them():
         require_unseen(few, copies)
     some = np.concatenate([rows[kept[:2]], RNG.normal(size=(198, 2))])  # duplicates in the data set
     require_unseen(few, from_arrays(some, labels[:200], need_every_class=False, classes=np.arange(2)))
+
+
+@pytest.mark.parametrize("width", [1, 2, 16, 128])
+def test_copies_with_noise_are_warned_of_and_new_samples_are_not(width):
+    rng = np.random.default_rng(0)
+    y, new = rng.integers(0, 3, 1000), rng.integers(0, 3, 200)
+    means = rng.normal(size=(3, width))
+    features, others = (means[labels] + rng.gamma(1, size=(len(labels), width)) for labels in (y, new))
+    centres = means[new] + 1 + 1e-3 * rng.normal(size=others.shape)  # closer to all than these to each other
+    copies = features[:200] + 1e-4 * rng.normal(size=others.shape)
+
+    def samples(rows, labels):
+        return from_arrays(rows @ np.ones((width, 3)), labels, features=rows)
+
+    require_unseen(samples(features, y), samples(others, new))
+    require_unseen(samples(features, y), samples(centres, new))
+    with pytest.warns(UserWarning, match="of 200 held-out samples are nearly training samples"):
+        require_unseen(samples(features, y), samples(copies, y[:200]))
 
 
 @pytest.mark.parametrize("method", [MARC("auto"), TauNorm(), LogitAdjustment("auto"), TemperatureScaling()])

@@ -179,15 +179,16 @@ def stratified(labels: np.ndarray, number: int, seed: int) -> np.ndarray:
 
 def _unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
     """Calibrated logits (M, K) of held-out samples, each by a fit that has not seen it."""
-    uses_held_out = method.learns_from_seen if train is None else method.needs_validation
-    if not uses_held_out:
+    # Cross-validated outputs are both: what is fitted on them is fitted in folds, too.
+    same = train is None or train is held_out
+    if not (method.needs_validation or (same and method.learns_from_seen)):
         return torch.cat(list(_transformed(method, held_out)))
     scores = torch.empty(held_out.rows.shape)
     for fold in np.unique(folds):
         left_out, kept = np.flatnonzero(folds == fold), held_out.subset(np.flatnonzero(folds != fold))
         fitted = method
-        if train is None:
-            fitted = unfitted(method).fit_checked(kept, None, judge=False)
+        if same:
+            fitted = unfitted(method).fit_checked(kept, None if train is None else kept, judge=False)
         elif (kept.seen_counts > 0).sum() > 1:
             fitted = method.refitted(train, kept)
         scores[torch.from_numpy(left_out)] = torch.cat(list(_transformed(fitted, held_out.subset(left_out))))

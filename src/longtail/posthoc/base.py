@@ -108,6 +108,16 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
             require_unseen(data, held_out)
         return self.fit_checked(data, held_out)
 
+    def fit_cross_validated(self, logits: Any, y: Any, **arrays: Any) -> Self:
+        """`fit` on cross-validated logits (N, K): each row is by a model that has not seen its sample.
+
+        The samples serve both as training samples and as held-out ones; the arrays are those of `fit`.
+        """
+        self.check_settings()
+        data = self._check(logits, y, **arrays)
+        validate_data(self, logits, skip_check_array=True)
+        return self.fit_checked(data, data if self.needs_validation else None)
+
     def fit_checked(self, data: FitData, validation: FitData | None, *, judge: bool = True) -> Self:
         """Fit on checked input; the processes of `data.world` share the work. A result that does harm is warned of."""
         if validation is not None and validation.num_classes != data.num_classes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from longtail.posthoc.inputs import FitData
 
 DUPLICATES = 0.1  # share of the held-out rows that may equal training rows: duplicates within a data set
+NEAR = 0.05  # share of samples that are as close to a training sample by chance
+NEIGHBOURS_OF, NEIGHBOURS_AMONG = 300, 2000  # held-out samples that are compared, training samples of a class
+FEWEST_COMPARED, HALF_WAY = 20, 0.5
 TEMPERATURES = (0.05, 20.0)
 USUAL_SPREAD = (0.1, 100.0)  # standard deviation of the logits of a sample
 
@@ -29,7 +33,13 @@ HOW_TO_HOLD_OUT = (
 
 
 def require_unseen(train: FitData, held_out: FitData) -> None:
-    """Refuse held-out samples whose rows (logits, and features where both have them) are training rows."""
+    """Refuse held-out samples whose rows (logits, and features where both have them) are training rows.
+
+    Samples that nearly are training samples are warned of. Cross-validated outputs are given as both: each row is the
+    output of a model that has not seen its sample.
+    """
+    if train is held_out:
+        return
     with_features = train.features is not None and held_out.features is not None
     if train.features is not None and held_out.features is not None:
         widths = train.features.shape[1], held_out.features.shape[1]
@@ -45,6 +55,67 @@ def require_unseen(train: FitData, held_out: FitData) -> None:
             f"{shared} of {size} held-out samples are training samples too (their rows are equal); "
             "a fit on samples that the network has seen would be overconfident; pass other held-out samples"
         )
+    _warn_of_near_duplicates(train, held_out)
+
+
+def _warn_of_near_duplicates(train: FitData, held_out: FitData) -> None:
+    """Warn if held-out samples are much closer to a training sample than training samples are to each other.
+
+    The distance of a sample to its nearest training sample of the same class is divided by the distance of that one to
+    its own nearest neighbour. Training samples, each left out in turn, give the usual values of this ratio, whatever
+    dimension and density. Near are samples below the 5 % quantile of them, and below a half: in many dimensions, the
+    centre of a class is closer to all of its samples than these are to each other.
+    """
+    usual, ratios, found = [], [], []
+    chosen = np.linspace(0, len(held_out.labels) - 1, min(len(held_out.labels), NEIGHBOURS_OF)).astype(np.int64)
+    labels, train_labels = held_out.labels.numpy()[chosen], train.labels.numpy()
+    for label in np.unique(labels):
+        members, queries = np.flatnonzero(train_labels == label), chosen[labels == label]
+        pool = members[np.linspace(0, len(members) - 1, min(len(members), NEIGHBOURS_AMONG)).astype(np.int64)]
+        if len(pool) < 4:
+            continue
+        rows = _space(train, held_out, train, pool)
+        left_out = np.linspace(0, len(pool) - 1, min(len(queries), len(pool))).astype(np.int64)
+        usual.append(_nearness(rows[torch.from_numpy(left_out)], rows, left_out))
+        ratios.append(_nearness(_space(train, held_out, held_out, queries), rows))
+        found.append(np.full(len(queries), len(pool) / max(train.class_counts[label], len(members))))
+    size = sum(map(len, ratios))
+    if size < FEWEST_COMPARED:
+        return
+    near = np.concatenate(ratios) < min(np.quantile(np.concatenate(usual), NEAR), HALF_WAY)
+    # A copy is found if its original is in the pool.
+    expected = NEAR + DUPLICATES * float(np.concatenate(found).mean())
+    if near.mean() > expected + 3 * np.sqrt(expected * (1 - expected) / size):
+        warnings.warn(
+            f"{near.sum()} of {size} held-out samples are nearly training samples: they are closer to one than "
+            "training samples are to each other; if the network has seen them, the fit will be overconfident; pass "
+            "other held-out samples",
+            stacklevel=3,
+        )
+
+
+def _space(train: FitData, held_out: FitData, of: FitData, rows: np.ndarray) -> Tensor:
+    """(B, D) features of some samples, or their logits where one of the sets has no features."""
+    if train.features is None or held_out.features is None or of.features is None:
+        return of.rows.read(rows).double()
+    return LogitRows(of.features).read(rows).double()
+
+
+def _nearness(queries: Tensor, pool: Tensor, own: np.ndarray | None = None) -> np.ndarray:
+    """(B,) distance of each query to its nearest row of the pool, divided by that one's to its own nearest row.
+
+    `own` are the positions of queries that are rows of the pool: they are no neighbours.
+    """
+    distances = torch.cdist(queries, pool)
+    if own is not None:
+        distances[torch.arange(len(queries)), torch.from_numpy(own)] = torch.inf
+    nearest, position = distances.min(1)
+    spacing = torch.cdist(pool[position], pool)
+    spacing[torch.arange(len(queries)), position] = torch.inf
+    if own is not None:
+        spacing[torch.arange(len(queries)), torch.from_numpy(own)] = torch.inf
+    usual = spacing.min(1).values
+    return torch.where(nearest == usual, 1.0, nearest / usual).numpy()
 
 
 def _allowed(train: FitData, held_out: FitData) -> float:
