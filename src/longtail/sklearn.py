@@ -171,7 +171,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
     def set_output(self, *, transform: Any = None) -> Self:
         """Set the container that transformers inside the estimator and the method return: "default", "pandas", …"""
         for name in ("estimator", "method", "estimator_", "method_"):
-            part = getattr(self, name, None)
+            part: Any = getattr(self, name, None)
             if hasattr(part, "set_output"):
                 part.set_output(transform=transform)
         return self

@@ -180,14 +180,14 @@ def stratified(labels: np.ndarray, number: int, seed: int) -> np.ndarray:
 def _unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
     """Calibrated logits (M, K) of held-out samples, each by a fit that has not seen it."""
     # Cross-validated outputs are both: what is fitted on them is fitted in folds, too.
-    same = train is None or train is held_out
-    if not (method.needs_validation or (same and method.learns_from_seen)):
+    learns = method.learns_from_seen and (train is None or train is held_out)
+    if not (learns or method.needs_validation):
         return torch.cat(list(_transformed(method, held_out)))
     scores = torch.empty(held_out.rows.shape)
     for fold in np.unique(folds):
         left_out, kept = np.flatnonzero(folds == fold), held_out.subset(np.flatnonzero(folds != fold))
         fitted = method
-        if same:
+        if train is None or train is held_out:
             fitted = unfitted(method).fit_checked(kept, None if train is None else kept, judge=False)
         elif (kept.seen_counts > 0).sum() > 1:
             fitted = method.refitted(train, kept)
