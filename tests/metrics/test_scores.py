@@ -4,7 +4,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
-from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss
+from sklearn.metrics import (
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    log_loss,
+    precision_score,
+    roc_auc_score,
+)
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from longtail.errors import UserError
@@ -178,3 +185,20 @@ def test_rows_are_numbered_across_chunks():
         evaluate_predictions([0, 2], [0, 1], [5, 3])
     with pytest.raises(UserError, match=r"a label lies outside 0\.\.1: -1 to 1"):
         evaluate_predictions([0, 1], [-1, 1], [5, 3])
+
+
+def test_scores_of_two_classes_are_those_of_scikit_learn():
+    """Also of logits so large that the confidence is 1 for nearly all samples, and of ties."""
+    rng = np.random.default_rng(0)
+    y = (np.arange(500) % 10 == 0).astype(int)
+    for size in (1.0, 60.0):
+        margin = size * (rng.normal(size=500) + y - 1).round(2)
+        scores = evaluate(np.stack([0 * margin, margin], 1), y, np.bincount(y))
+        assert scores.roc_auc == pytest.approx(roc_auc_score(y, margin))
+        assert scores.average_precision == pytest.approx(average_precision_score(y, margin))
+        assert scores.precision == pytest.approx(precision_score(y, margin > 0))
+        assert scores.flagged == pytest.approx((margin > 0).mean())
+        assert {"roc_auc", "flagged"} <= scores.to_dict().keys()
+    three = evaluate(np.eye(3)[y], y, np.array([5, 5, 5]))
+    assert three.roc_auc is None
+    assert "roc_auc" not in three.to_dict()

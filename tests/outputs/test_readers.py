@@ -124,3 +124,16 @@ def test_counts_that_are_no_counts_are_refused(tmp_path):
         read_outputs(tmp_path / "a.npz")
     with pytest.raises(UserError, match="labels must be whole numbers of classes"):
         Outputs(LABELS + 0.7, np.array([10, 10, 10]), logits=LOGITS)
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 1)])
+def test_one_logit_per_sample_is_two_logits(tmp_path, shape):
+    path, logit, y = tmp_path / "one.npz", LOGITS[:, 0], LABELS % 2
+    np.savez(path, logits=logit.reshape(shape), labels=y, head_weight=np.ones((1, 2)), head_bias=np.ones(1))
+    outputs = read_outputs(path)
+    np.testing.assert_array_equal(outputs.logits, np.stack([-logit / 2, logit / 2], 1))
+    assert outputs.class_counts.tolist() == np.bincount(y).tolist()
+    assert (outputs.head_weight.tolist(), outputs.head_bias.tolist()) == ([[-0.5, -0.5], [0.5, 0.5]], [-0.5, 0.5])
+    np.savez(path, logits=1 / (1 + np.exp(-logit)), labels=y)
+    with pytest.raises(UserError, match=r"one.npz: these are probabilities of class 1, not logits; pass log\(p"):
+        read_outputs(path)

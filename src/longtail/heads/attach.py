@@ -38,9 +38,9 @@ class OutputPath:
         return output
 
     def logits(self, output: Any) -> Tensor:
-        """The logits (N, K) at this path, without trailing dimensions of size 1."""
-        logits: Tensor = self.read(output).flatten(1)
-        return logits
+        """The logits (N, K) at this path, without trailing dimensions of size 1; of one logit per sample (N, 1)."""
+        value: Tensor = self.read(output)
+        return value.reshape(len(value), -1)
 
     def replaced(self, output: Any, logits: Tensor) -> Any:
         """A copy of the output with other logits (N, K) at this path."""
@@ -60,12 +60,32 @@ class OutputPath:
 
 
 def logits_paths(output: Any, samples: int | None = None) -> list[OutputPath]:
-    """Paths of the tensors (N, K) or (N, K, 1, 1), K > 1; only those named `logits` if there are any."""
-    paths = []
-    for path, value in _tensors(output):
-        if value.is_floating_point() and value.ndim >= 2 and value.shape[1] > 1 and value.shape[2:].numel() == 1:
-            paths += [path] if samples in (None, len(value)) else []
+    """Paths of the tensors (N, K) or (N, K, 1, 1), K > 1; only those named `logits` if there are any.
+
+    If there are none, those of tensors (N,) or (N, 1): one logit per sample.
+    """
+    rows = [
+        (path, value)
+        for path, value in _tensors(output)
+        if value.is_floating_point() and value.ndim and value.shape[2:].numel() == 1 and samples in (None, len(value))
+    ]
+    several = [path for path, value in rows if value.ndim > 1 and value.shape[1] > 1]
+    paths = several or [path for path, _ in rows]
     return [path for path in paths if path.steps and path.steps[-1][1] == LOGITS] or paths
+
+
+def two_logits(logit: Tensor) -> Tensor:
+    """Logits (N, 2) of one logit (N, 1): the softmax of (-z / 2, z / 2) is the sigmoid of z.
+
+    >>> two_logits(torch.tensor([[3.0]])).tolist()
+    [[-1.5, 1.5]]
+    """
+    return torch.cat([-logit / 2, logit / 2], 1)
+
+
+def one_logit(logits: Tensor) -> Tensor:
+    """One logit (N, 1) of logits (N, 2): the second minus the first."""
+    return logits[:, 1:] - logits[:, :1]
 
 
 def _tensors(output: Any, depth: int = 3) -> list[tuple[OutputPath, Tensor]]:
@@ -109,7 +129,7 @@ class ScaleShift(nn.Module):
 
 
 class Attached(nn.Module):
-    """A model followed by a calibration of its logits (N, K).
+    """A model followed by a calibration of its logits (N, K), or of its one logit per sample.
 
     It takes the same inputs as the model and returns an output of the same form. Attributes that it does not
     have are looked up in the model.
@@ -134,12 +154,16 @@ class Attached(nn.Module):
         output = self.model(*inputs, **named)
         path = self.path or self._logits_path(output)
         logits = path.logits(output)
+        single = logits.shape[1] == 1
         if not self.examined and not torch.compiler.is_compiling():
-            self._examine(logits.detach())
-        return path.replaced(output, self.calibration(single_at_least(logits)).to(logits.dtype))
+            self._examine(torch.cat([1 - logits, logits], 1).detach() if single else logits.detach())
+        given = single_at_least(logits)
+        calibrated = one_logit(self.calibration(two_logits(given))) if single else self.calibration(given)
+        return path.replaced(output, calibrated.to(logits.dtype))
 
     def _logits_path(self, output: Any) -> OutputPath:
-        paths = [path for path in logits_paths(output) if path.logits(output).shape[1] == self.classes]
+        widths = (1, 2) if self.classes == 2 else (self.classes,)
+        paths = [path for path in logits_paths(output) if path.logits(output).shape[1] in widths]
         if len(paths) != 1:
             raise UserError(
                 f"{type(self.model).__name__} returns {shapes(output)}: it is not clear which of these are the logits "

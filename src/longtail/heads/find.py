@@ -20,7 +20,9 @@ from longtail.files.tensors import single_at_least
 from longtail.heads.attach import OutputPath, logits_paths, shapes
 from longtail.heads.fold import LAYERS, InputOutput, changed, head_features, recording, recording_rows, why_not_linear
 
-Form = Literal["logits", "log_softmax", "softmax"]
+Form = Literal["logits", "log_softmax", "softmax", "sigmoid"]
+SEVERAL: tuple[Form, ...] = ("logits", "log_softmax", "softmax")
+SINGLE: tuple[Form, ...] = ("logits", "sigmoid")
 Reduction = Literal["mean", "pick", "unknown"]
 Run = Callable[[], Any]
 
@@ -33,11 +35,13 @@ class Head:
         path: where the logits are in the output of the model.
         layers: paths of the layers whose outputs add up to the logits; empty if there are none.
         gains: the factor of each layer's output in that sum.
-        form: what the model applies to the logits at the end: nothing, a softmax or a log-softmax.
+        form: what the model applies to the logits at the end: nothing, a softmax, a log-softmax or, to one logit, a
+            sigmoid.
         has_features: whether each of the layers receives one vector per sample.
         reduction: how several outputs of a layer for one sample (tokens, positions, runs) become one: their mean,
             or one of them; if unknown, a second run of each batch verifies the head.
         obstacle: why a calibration cannot be folded into the layers; empty if it can.
+        single: whether the model has one logit per sample, that of class 1 against class 0.
     """
 
     path: OutputPath
@@ -47,10 +51,13 @@ class Head:
     has_features: bool = False
     reduction: Reduction = "mean"
     obstacle: str = ""
+    single: bool = False
 
     def formed(self, logits: Tensor) -> Tensor:
-        """What the model returns for logits (N, K)."""
-        return logits if self.form == "logits" else getattr(logits, self.form)(1)
+        """What the model returns for logits (N, K), or for one logit (N, 1)."""
+        if self.form in SINGLE:
+            return logits if self.form == "logits" else logits.sigmoid()
+        return getattr(logits, self.form)(1)
 
     def sum_of(
         self, layers: Mapping[str, nn.Module], recorded: Mapping[str, Sequence[InputOutput]], logits: Tensor
@@ -75,6 +82,7 @@ class Head:
             )
         return Head(
             self.path,
+            single=self.single,
             obstacle=f"its output comes from {layers} for the first samples, but not for others (an early exit, a "
             "clamp, or a branch that depends on the input?)",
         )
@@ -133,8 +141,8 @@ def search(model: nn.Module, run: Run, samples: int, only: str | None = None) ->
     paths = logits_paths(output, samples)
     if not paths:
         raise UserError(
-            f"{name} returns {shapes(output)} for {samples} samples; it must return one row of logits per sample, "
-            "with at least two classes"
+            f"{name} returns {shapes(output)} for {samples} samples; it must return one row of logits per sample, or "
+            "one logit for two classes"
         )
     if not any(bool(path.logits(output).isfinite().all()) for path in paths):
         raise UserError(f"{name} returns NaN or inf on the first batch; check its inputs and weights")
@@ -159,7 +167,8 @@ def search(model: nn.Module, run: Run, samples: int, only: str | None = None) ->
             f"{name} returns several tensors ({shapes(output)}), and none is the output of a layer; return only the "
             "logits, or name them as the entry 'logits'"
         )
-    return Head(paths[0], obstacle=_why_no_layer(model, paths[0].logits(output).detach()))
+    logits = paths[0].logits(output).detach()
+    return Head(paths[0], obstacle=_why_no_layer(model, logits), single=logits.shape[1] == 1)
 
 
 def _inside(model: nn.Module, name: str, layers: Mapping[str, nn.Module]) -> set[str]:
@@ -194,14 +203,14 @@ def _head_at(
 
     for name, rows in reversed(wide.items()):
         rows = rows.flatten(1)
-        for form in get_args(Form) if rows.shape == logits.shape else ():
-            head = Head(path, (name,), (1.0,), form)
+        for form in (SINGLE if classes == 1 else SEVERAL) if rows.shape == logits.shape else ():
+            head = Head(path, (name,), (1.0,), form, single=classes == 1)
             same = torch.equal(rows, logits) if form == "logits" else close(head.formed(rows.float()), logits)
             # Outputs may be equal for these samples alone: a clamp, a branch by confidence.
             if same and follows(head, rows, moved([name], *probe(rows))):
                 return head
     gains = _measured_gains(logits, wide, moved)
-    head = Head(path, tuple(gains), tuple(gains.values()))
+    head = Head(path, tuple(gains), tuple(gains.values()), single=classes == 1)
     if abs(sum(gains.values())) < 0.01 or not follows(head, logits, moved(head.layers, *probe(logits))):
         return None
     return head

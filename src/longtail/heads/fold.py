@@ -129,6 +129,24 @@ def folded_layers(make_head: MakeHead, layers: Sequence[nn.Module], gains: Seque
     return new
 
 
+def with_two_rows(linear: nn.Linear) -> nn.Linear:
+    """The layer with two logits (-z / 2, z / 2) in place of one logit z."""
+    bias = None if linear.bias is None else torch.cat([-linear.bias, linear.bias]) / 2
+    return linear_layer(torch.cat([-linear.weight, linear.weight]) / 2, bias)
+
+
+def folded_to_one_row(make_head: MakeHead, linear: nn.Linear) -> nn.Linear:
+    """The layer of one logit that gives the second minus the first logit of `make_head` for two logits."""
+    made = make_head(with_two_rows(linear))
+    if not isinstance(made, nn.Linear):
+        raise UserError(
+            f"a {type(made).__name__} does not fold into a layer with one logit; add the method after the model with "
+            "longtail.attach"
+        )
+    weight, bias = made.weight.detach(), made.bias.detach()
+    return linear_layer(weight[1:] - weight[:1], bias[1:] - bias[:1]).requires_grad_(made.weight.requires_grad)
+
+
 def why_not_linear(layer: nn.Module, path: str, recorded: Sequence[InputOutput]) -> str:
     """Why a calibration cannot be folded into the weights of a layer; empty if it can."""
     try:

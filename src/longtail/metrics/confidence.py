@@ -28,12 +28,14 @@ class Predictions:
         confidence: its probability.
         nll: negative logarithm of the true class's probability.
         brier: squared distance of the probabilities from the one-hot label.
+        log_odds: of the last class against the first; with two classes, what ROC AUC and average precision need.
     """
 
     classes: np.ndarray
     confidence: np.ndarray
     nll: np.ndarray
     brier: np.ndarray
+    log_odds: np.ndarray
 
     @classmethod
     def of(cls, logits: np.ndarray, labels: np.ndarray, first: int = 0) -> Self:
@@ -48,7 +50,8 @@ class Predictions:
         shares /= total[:, None]
         classes = logits.argmax(1)
         brier = np.square(shares).sum(1) - 2 * shares[rows, labels] + 1
-        return cls(classes, shares[rows, classes], np.log(total) - own, brier)
+        log_odds = logits[:, -1].astype(np.float64) - logits[:, 0]
+        return cls(classes, shares[rows, classes], np.log(total) - own, brier, log_odds)
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:

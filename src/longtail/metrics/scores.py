@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from longtail.errors import UserError
 from longtail.files.tensors import as_array
 from longtail.metrics.confidence import Predictions, binned, gap
-from longtail.metrics.table import SHOTS
+from longtail.metrics.table import BINARY_SCORES, SHOTS
 
 MANY, FEW = 100, 20
 LISTED_CLASSES = 1000  # with more classes nearly all cells of a confusion matrix are 0
@@ -44,6 +44,13 @@ class Metrics:
     samples: int
     cells: np.ndarray = field(repr=False, compare=False)
     """(M, 3): true class, predicted class, samples; the cells of the confusion matrix that are not 0."""
+    roc_auc: float | None = None
+    """Of two classes: how well the log-odds of class 1 order the samples."""
+    average_precision: float | None = None
+    precision: float | None = None
+    """Of two classes: the share of correct ones among predictions of class 1; 1 / precision alarms find one sample."""
+    flagged: float | None = None
+    """Of two classes: the share of predictions of class 1."""
 
     def matrix(self) -> np.ndarray:
         """The confusion matrix (K, K) int64: rows are true classes, columns predicted ones."""
@@ -58,7 +65,8 @@ class Metrics:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; the confusion matrix of many classes as its cells that are not 0."""
-        scores = {name: value for name, value in vars(self).items() if name != "cells"}
+        hidden = ("cells",) if len(self.per_class) == 2 else ("cells", *BINARY_SCORES)
+        scores = {name: value for name, value in vars(self).items() if name not in hidden}
         if len(self.per_class) > LISTED_CLASSES:
             return {**scores, "confusion_cells": self.cells.tolist()}
         return {**scores, "confusion": self.confusion}
@@ -131,7 +139,29 @@ def predictions_of(chunks: Iterable[np.ndarray], labels: np.ndarray) -> Predicti
 def score_predictions(predictions: Predictions, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
     """Every score of predictions for samples with labels (N,)."""
     metrics = evaluate_predictions(predictions.classes, labels, class_counts, predictions.confidence)
+    if len(class_counts) == 2:
+        auc, average = ranking_scores(predictions.log_odds, labels == 1)
+        flagged = predictions.classes == 1
+        precision = float((labels[flagged] == 1).mean()) if flagged.any() else None
+        metrics = replace(
+            metrics, roc_auc=auc, average_precision=average, precision=precision, flagged=float(flagged.mean())
+        )
     return replace(metrics, nll=float(predictions.nll.mean()), brier=float(predictions.brier.mean()))
+
+
+def ranking_scores(scores: np.ndarray, positive: np.ndarray) -> tuple[float | None, float | None]:
+    """ROC AUC and average precision of scores (N,); None if all samples, or none, are positive (N,).
+
+    >>> ranking_scores(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
+    (0.75, 0.8333333333333333)
+    """
+    if positive.all() or not positive.any():
+        return None, None
+    values, place, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    hits = np.bincount(place, positive, minlength=len(values))
+    below = np.cumsum(sizes - hits) - (sizes - hits) / 2  # negatives below each value, half of the equal ones
+    precision = np.cumsum(hits[::-1]) / np.cumsum(sizes[::-1])
+    return float(hits @ below / (positive.sum() * (~positive).sum())), float(hits[::-1] @ precision / positive.sum())
 
 
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:

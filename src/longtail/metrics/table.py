@@ -62,5 +62,15 @@ SCORES: dict[str, Score] = {
         Score("ece", "ECE", lower_is_better=True),
     )
 }
+# Of two classes only; class 1 is the positive one.
+BINARY_SCORES: dict[str, Score] = {
+    score.name: score
+    for score in (
+        Score("roc_auc", "ROC AUC", in_percent=False),
+        Score("average_precision", "Average precision", in_percent=False),
+        Score("precision", "Precision of class 1"),
+        Score("flagged", "Predicted as class 1"),
+    )
+}
 # The scores of a narrow table.
 MAIN_SCORES = (*SHOTS, "balanced", "top1")

@@ -185,6 +185,8 @@ def class_numbers(labels: Any) -> Tensor:
     numbers = torch.as_tensor(array)
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         numbers = numbers[:, 0]
+    if numbers.is_floating_point() and numbers.ndim == 1 and bool(((numbers == 0) | (numbers == 1)).all()):
+        numbers = numbers.long()  # targets of a binary cross-entropy
     if numbers.ndim != 1 or numbers.is_floating_point():
         raise UserError(f"labels must be class numbers, one per sample, not {_described(numbers)}")
     return numbers

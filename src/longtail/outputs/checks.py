@@ -72,7 +72,10 @@ def check_rows(rows: LogitRows, world: World = SINGLE_PROCESS) -> None:
     if classes == 0:
         raise UserError(f"0 feature(s) (shape=({size}, 0)) while a minimum of 1 is required.")
     if classes == 1:
-        raise UserError(f"one class only: logits of shape ({size}, 1), at least two classes are needed; 1 feature(s)")
+        raise UserError(
+            f"one class only: logits of shape ({size}, 1), at least two classes are needed; 1 feature(s). For one "
+            "logit z per sample pass np.stack([-z / 2, z / 2], 1)"
+        )
     computed = rows.stored is not rows
     # The logits of a linear head are finite if its inputs are; a few rows show that they are not probabilities.
     probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True

@@ -21,7 +21,7 @@ from longtail.files.atomic import locked
 from longtail.files.progress import QUIET, Display
 from longtail.files.tensors import as_array
 from longtail.heads.find import Head
-from longtail.heads.fold import joined_head
+from longtail.heads.fold import joined_head, with_two_rows
 from longtail.heads.layers import HeadName, fingerprint, guess_head, runs_together
 from longtail.outputs.batches import ModelBatch, model_batches, read_batches, split_batch
 from longtail.outputs.gather import joined, row_numbers, sharing_errors
@@ -87,7 +87,8 @@ def extract(
     rows. Samples that a distributed sampler repeats to make the shares equal are counted once.
 
     Args:
-        model: any classifier that returns logits (N, K); it may be wrapped or compiled.
+        model: any classifier that returns logits (N, K), or one logit z per sample, kept as the two logits
+            (-z / 2, z / 2); it may be wrapped or compiled.
         loader: batches (inputs, labels), or dictionaries with `labels` and the inputs of the model: a `DataLoader`,
             a list, or another iterable; or a data set of torch or of Hugging Face.
         path: file that the outputs are written to; `Outputs.open` reads it.
@@ -242,6 +243,7 @@ def head_arrays(model: nn.Module, head: Head) -> dict[str, np.ndarray]:
     if head.obstacle:
         return {}
     linear = joined_head([model.get_submodule(path) for path in head.layers], head.gains)
+    linear = with_two_rows(linear) if head.single else linear
     arrays = {"head_weight": linear.weight.detach().float().numpy()}
     if linear.bias is not None:
         arrays["head_bias"] = linear.bias.detach().float().numpy()

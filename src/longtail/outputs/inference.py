@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from longtail.backbones.inference import evaluating
 from longtail.distributed import World, find_device, group_of_caller
 from longtail.errors import UserError
 from longtail.files.tensors import random_state_kept
-from longtail.heads.attach import OutputPath
+from longtail.heads.attach import OutputPath, two_logits
 from longtail.heads.find import Head, close, follows, probe, search
 from longtail.heads.fold import changed, head_features, recording
 from longtail.heads.layers import hash_of, runs_together, unwrap, whole
 from longtail.outputs.batches import ModelBatch
 from longtail.outputs.gather import taking_part
 
-BATCHWISE = 0.05  # difference of logits, relative to their standard deviation
+BATCHWISE = 0.05  # of the spread of logits; half precision and dynamic quantisation change them by a hundredth
 SAMPLES = 32  # with which the head is searched, and a folded calibration is verified
 
 
@@ -92,7 +92,7 @@ class HeadDetector:
             self.first = self.head
             self.check(self.head)
         outputs = forward(self.model, batch, self.head)
-        if not self._compared_alone and len(batch) > 1:
+        if outputs.explained and not self._compared_alone and len(batch) > 1:
             self._compared_alone = True
             warn_of_batchwise(self.model, batch, outputs.logits, self.head)
         if not outputs.explained:
@@ -139,6 +139,11 @@ def detect_head(model: nn.Module, batch: ModelBatch, only: str | None = None) ->
 
 def forward(model: nn.Module, batch: ModelBatch, head: Head) -> BatchOutputs:
     """Run a batch through the model, and check that its head gives the logits of this batch too."""
+    outputs = _forward(model, batch, head)
+    return replace(outputs, logits=two_logits(outputs.logits)) if head.single else outputs
+
+
+def _forward(model: nn.Module, batch: ModelBatch, head: Head) -> BatchOutputs:
     layers = {path: model.get_submodule(path) for path in head.layers}
 
     def run() -> Tensor:
@@ -173,10 +178,7 @@ def forward(model: nn.Module, batch: ModelBatch, head: Head) -> BatchOutputs:
 
 
 def warn_of_batchwise(model: nn.Module, batch: ModelBatch, logits: Tensor, head: Head) -> None:
-    """Run the first two samples of a batch without the others, twice, and warn if their logits are others.
-
-    Rounding of half precision and ranges of dynamic quantisation change logits by about a hundredth of their spread.
-    """
+    """Run the first two samples of a batch without the others, twice, and warn if their logits are others."""
     few = min(2, len(batch) - 1)
     some = batch.only(slice(few))
     if len(some) != few:

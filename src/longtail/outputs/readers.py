@@ -2,7 +2,7 @@
 
 | file | what it holds |
 |---|---|
-| .npz | `logits` (N, K) and `labels` (N,); optional: the names of `KNOWN` and `class_names` |
+| .npz | `logits` (N, K), or (N,) for two classes, and `labels` (N,); optional: the names of `KNOWN` and `class_names` |
 | .npy | logits (N, K); labels in a second .npy file |
 | .csv | a header; one column of labels (label, labels, y, target), the others are logits in class order |
 | .safetensors | the same names as .npz, or outputs written by `longtail extract` |
@@ -89,6 +89,7 @@ def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
         elsewhere = "give them with --labels FILE.npy" if split == "train" else "put logits and labels into one .npz"
         raise UserError(f"{path} has no labels (an array called labels); {elsewhere}")
     try:
+        arrays = _with_two_logits(arrays)
         logits = np.asarray(as_logits(arrays["logits"]))
         truth, _ = as_labels(arrays[label_names[0]], logits.shape)
         counts = as_counts(arrays["class_counts"], logits.shape[1]) if "class_counts" in arrays else None
@@ -103,6 +104,21 @@ def _outputs(path: Path, arrays: dict[str, np.ndarray], split: str) -> Outputs:
         class_names=tuple(map(str, arrays["class_names"])) if "class_names" in arrays else (),
         **optional,  # type: ignore[arg-type]
     )
+
+
+def _with_two_logits(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One logit z per sample, (N,) or (N, 1), and a head with one row become the two logits (-z / 2, z / 2)."""
+    given = np.asarray(arrays["logits"])
+    if given.dtype.kind != "f" or given.ndim not in (1, 2) or given.shape[1:] not in ((), (1,)) or given.size < 2:
+        return arrays
+    if ((given >= 0) & (given <= 1)).all():
+        raise UserError("these are probabilities of class 1, not logits; pass log(p / (1 - p))")
+    two = {"logits": np.stack([-given.ravel() / 2, given.ravel() / 2], 1)}
+    for name in ("head_weight", "head_bias"):
+        if name in arrays and len(np.asarray(arrays[name])) == 1:
+            row = np.asarray(arrays[name]) / 2
+            two[name] = np.concatenate([-row, row])
+    return {**arrays, **two}
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

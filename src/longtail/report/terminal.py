@@ -15,7 +15,7 @@ from longtail.files.text import percent
 from longtail.methods import candidate_title
 from longtail.metrics.intervals import Interval, fallen_text, show_difference
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
-from longtail.metrics.table import SCORES, SHOTS
+from longtail.metrics.table import BINARY_SCORES, SCORES, SHOTS
 from longtail.report.distribution import imbalance_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
     table = Table("score", title=title)
     for name in rows:
         table.add_column(name, justify="right")
-    for score in SCORES.values():
+    binary = BINARY_SCORES if all(metrics.roc_auc is not None for metrics in rows.values()) else {}
+    for score in (*SCORES.values(), *binary.values()):
         table.add_row(score.heading, *(score.show(getattr(metrics, score.name)) for metrics in rows.values()))
     return table
 

@@ -14,9 +14,9 @@ from longtail.distributed import World
 from longtail.errors import UserError
 from longtail.files.progress import Display
 from longtail.files.tensors import random_state_kept
-from longtail.heads.attach import Attached, ScaleShift
+from longtail.heads.attach import Attached, ScaleShift, one_logit
 from longtail.heads.find import Head, close, is_exact
-from longtail.heads.fold import folded_layers
+from longtail.heads.fold import folded_layers, folded_to_one_row
 from longtail.heads.layers import linear_layer, refuse_copies_of_fsdp, whole, with_layers
 from longtail.methods import build_posthoc
 from longtail.outputs.batches import split_batch
@@ -118,7 +118,8 @@ def calibrate(
     The new model has no wrappers (DistributedDataParallel, DataParallel, torch.compile).
 
     Args:
-        model: a classifier whose last layer is an `nn.Linear`; it is not changed.
+        model: a classifier whose last layer is an `nn.Linear`, with a row per class, or one row for two classes; it is
+            not changed.
         loader: batches of its training set, as for `extract`; augmented as in training if you can.
         method: the method to fit, or its name in `longtail methods`; by default `HALO()` if `validation` is given, else
             `MARC()`.
@@ -182,13 +183,15 @@ def _folded(session: InferenceSession, detector: HeadDetector, method: PostHoc) 
     model, head = session.model, detector.head
     assert head is not None
     old = [model.get_submodule(path) for path in head.layers]
-    calibrated = with_layers(model, old, folded_layers(method.head, old, head.gains))
+    make_head = partial(folded_to_one_row, method.head) if head.single else method.head
+    calibrated = with_layers(model, old, folded_layers(make_head, old, head.gains))
     for batch in detector.samples:
         with random_state_kept():
             before = forward(model, batch, head)
         with random_state_kept():
             after = whole(head.path.logits(calibrated(*batch.args, **batch.kwargs)))
-        expected = head.formed(method.transform(before.logits, before.features))
+        logits = method.transform(before.logits, before.features)
+        expected = head.formed(one_logit(logits) if head.single else logits)
         exact = all(is_exact(cast(Tensor, numbers)) for numbers in (before.logits, *(layer.weight for layer in old)))
         if not close(after.cpu().double(), expected.cpu().double(), exact=exact):
             raise UserError(
