@@ -22,6 +22,7 @@ from longtail.config import TrainConfig
 from longtail.data.splits import open_splits
 from longtail.distributed import find_device
 from longtail.errors import UserError, whole_number
+from longtail.files.atomic import remove_unfinished
 from longtail.files.progress import Display, Task
 from longtail.files.text import clock
 from longtail.metrics.table import SCORES
@@ -68,6 +69,9 @@ def compare(
     cells = [Cell(entry, seed, config, views, Path(out), digests[seed]) for seed in seeds for entry in entries]
     results = [cell.read() for cell in cells]
     waiting = [cell for cell, result in zip(cells, results, strict=True) if result is None]
+    for cell in cells:
+        for suffix in (".json", ".npz"):  # left by a process that was killed just after it wrote the file
+            remove_unfinished(cell.file.with_suffix(suffix))
     display.line(f"{len(cells)} cells (a method with a seed each), {len(cells) - len(waiting)} of them already done")
     if again := sum(cell.file.is_file() for cell in waiting):
         display.line(f"{again} of them are computed again: they are incomplete, or made on other images")
