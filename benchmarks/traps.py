@@ -216,7 +216,7 @@ def main() -> None:
                 print(" | ".join(rows[-1].values()), flush=True)
     if any(row["end"] == "WRONG" or (row["end"] != "correct") == (row["expected"] == "correct") for row in rows):
         sys.exit("some traps ended wrong without a word")
-    record("traps", rows, __doc__.split("\n\n")[-1].replace("\n", " ").strip())
+    record("traps", rows, __doc__.split("\n\n")[2].replace("\n", " ").strip())
 
 
 if __name__ == "__main__":
