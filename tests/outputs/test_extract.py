@@ -171,7 +171,7 @@ class Together(Small):
 
 class OneNumber(Small):
     def forward(self, x):
-        return super().forward(x)[:, :1]
+        return 5 - 10 * super().forward(x)[:, :1]
 
 
 class Sigmoids(Small):

@@ -12,7 +12,7 @@ import numpy as np
 from longtail.config import TrainConfig, comparable, differences, from_dict
 from longtail.data.splits import Splits
 from longtail.errors import UserError
-from longtail.files.atomic import holding, replacing, write_json
+from longtail.files.atomic import holding, remove_unfinished, replacing, write_json
 from longtail.files.provenance import provenance
 from longtail.files.reading import read_text, reading, require_small_archive
 from longtail.files.records import FORMAT, NewerFormat, as_typed, format_of, read_json
@@ -169,9 +169,11 @@ def train_cell(cell: Cell) -> Run:
             raise UserError(f"{folder} was trained on other images than those at hand; choose another --out")
     if not cell.is_trained:
         train(config, folder, resume=exists, progress=False)
-    elif any((folder / name).exists() for name in PASSING_FILES):  # killed right after its last write
-        with holding(folder):
-            remove_passing(folder)
+    else:  # left by a process that was killed right after its last write
+        remove_unfinished(folder / MODEL_FILE)
+        if any((folder / name).exists() for name in PASSING_FILES):
+            with holding(folder):
+                remove_passing(folder)
     return Run.open(folder)
 
 
