@@ -42,7 +42,7 @@ from longtail import HALO, RECIPES, Outputs, train
 from longtail.config import DataConfig
 from longtail.data import open_splits
 from longtail.metrics.scores import evaluate
-from longtail.posthoc.auto import try_candidates
+from longtail.posthoc.candidates import try_candidates
 from longtail.posthoc.halo import mixture
 from longtail.posthoc.held_out import like_training, sample_weights, to_effective_number
 from longtail.posthoc.inputs import from_outputs

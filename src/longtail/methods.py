@@ -294,14 +294,6 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         trains="pK + K + 5",
         needs="features, validation split",
     ),
-    "auto": PostHocMethod(
-        "Auto",
-        "decision boundary",
-        "chosen on held-out images, this library's own",
-        "auto.Auto",
-        trains="as its choice",
-        needs="validation split",
-    ),
     "temperature": PostHocMethod(
         "Temperature scaling",
         "confidence",
@@ -391,7 +383,7 @@ def default_posthoc(held_out: int) -> tuple[str, str]:
 
 
 def candidate_title(name: str) -> str:
-    """The title of a method that Auto chooses from; the name itself if a file of another version has it.
+    """The title of a method that `diagnose` tries; the name itself if a file of another version has it.
 
     >>> candidate_title("softmax"), candidate_title("crt")
     ('Softmax (unchanged)', 'Decouple-cRT')

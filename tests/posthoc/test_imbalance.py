@@ -56,7 +56,7 @@ def mean_auc(logits, y):
 
 
 HARMFUL = {("platt", 10), ("platt", 100)}  # one sigmoid per class is fitted to classes as they are: the tail is lost
-HEAVY = {"matrix": 2, "crt": 10, "disalign": 10, "auto": 10, "halo": 100}  # up to how many classes they are tried here
+HEAVY = {"matrix": 2, "crt": 10, "disalign": 10, "halo": 100}  # up to how many classes they are tried here
 
 
 @pytest.mark.filterwarnings("ignore:not solved")

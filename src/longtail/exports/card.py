@@ -15,7 +15,7 @@ from longtail.errors import UserError
 from longtail.files.atomic import replacing_folder, write_json, write_text
 from longtail.files.records import read_json
 from longtail.files.text import markdown_text, visible
-from longtail.methods import TRAIN_METHODS, candidate_title
+from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import Run, write_model
@@ -98,8 +98,6 @@ def _method(run: Run) -> str:
             f"\n\nStage two: {markdown_text(described.title)}{paper}; {settings}. Fitted on "
             f"{markdown_text(described.fitted_on.in_words())}; the backbone is that of stage one."
         )
-        if choice := fitted_value(numbers, "choice_"):
-            text += f" It chose {markdown_text(candidate_title(str(choice)))}."
         if held_out := fitted_value(numbers, "held_out_"):
             text += f" Images the network has not seen: {markdown_text(str(held_out))}."
     return text

@@ -1,6 +1,5 @@
 """Methods that calibrate a trained classifier from its stored outputs: one file each."""
 
-from longtail.posthoc.auto import Auto
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
@@ -22,7 +21,6 @@ __all__ = [
     "LWS",
     "MARC",
     "AffinePostHoc",
-    "Auto",
     "DisAlign",
     "FitResult",
     "LogitAdjustment",

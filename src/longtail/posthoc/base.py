@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Self, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from longtail.posthoc.held_out import require_unseen
 from longtail.posthoc.inputs import FitData, as_fit_data
 from longtail.posthoc.result_check import check_fit_result
 from longtail.posthoc.solver import FitResult
-
-if TYPE_CHECKING:
-    from longtail.posthoc.auto import Trial
 
 Method = TypeVar("Method", bound="PostHoc")
 
@@ -152,11 +149,6 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def refitted(self, data: FitData, validation: FitData) -> PostHoc:
         """The method fitted for other held-out samples; by default anew, if its fit uses them."""
         return unfitted(self).fit_checked(data, validation) if self.needs_validation else self
-
-    @property
-    def trial(self) -> Trial | None:
-        """The comparison of candidates, if the method was chosen among several."""
-        return None if self.wrapped is None else self.wrapped.trial
 
     def notes(self) -> list[str]:
         """Sentences about the fit that a user should read."""

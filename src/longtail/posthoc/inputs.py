@@ -209,8 +209,8 @@ def warn_if_no_errors(method: PostHoc, train: Outputs | None) -> None:
     if accuracy >= NEARLY_PERFECT:
         warnings.warn(
             f"the model classifies {100 * accuracy:.1f} % of the training images correctly, so "
-            f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO or Auto "
-            "(--method halo, --method auto)",
+            f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO "
+            "(--method halo)",
             stacklevel=2,
         )
 

@@ -33,8 +33,7 @@ MIN_SAMPLES, MAX_PAIRS = 10, 200  # AUC: samples of a class that is considered, 
 ONE_CLASS = 0.95  # share of predictions on a balanced set
 RARE = 0.5  # samples of a class, relative to the mean over classes
 COMPARE = (
-    "compare it with the unchanged model on held-out samples before you use it, or let Auto choose a method "
-    "(--method auto)"
+    "compare it with the unchanged model on held-out samples before you use it, or fit HALO on them (--method halo)"
 )
 
 

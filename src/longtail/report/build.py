@@ -22,7 +22,6 @@ from longtail.files.atomic import replacing_folder, require_own, write_json
 from longtail.files.progress import QUIET, Display
 from longtail.files.text import command_on
 from longtail.heads.kinds import saved_head
-from longtail.methods import candidate_title
 from longtail.metrics.scores import Metrics
 from longtail.outputs.readers import read_held_out, read_outputs
 from longtail.outputs.record import Outputs
@@ -32,7 +31,7 @@ from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import Calibrated, Point, Summary, scores, summarise
 from longtail.runs.folder import Run
 from longtail.tasks.calibrate_run import calibrations_of
-from longtail.tasks.calibration import fitted_value, read_calibration
+from longtail.tasks.calibration import read_calibration
 from longtail.tasks.diagnose import read_diagnosis
 
 OWN_FILES = PAGE_FILE, NUMBERS_FILE, FIGURES = "index.html", "report.json", "figures"
@@ -159,8 +158,6 @@ def read_stored(folder: Path, held_out: Outputs, validation: Outputs | None = No
             return np.asarray(head(torch.from_numpy(np.array(outputs.features)).float()))
 
     chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
-    if choice := fitted_value(numbers, "choice_"):
-        chosen = f"it chose {candidate_title(str(choice))}"
     where, settings = described.fitted_on, f" ({chosen})" if chosen else ""
     origin = f"{described.title}{settings} in {folder}, fitted on {where.in_words()} ({_views(where.views)})"
     used = held_out.split == "validation" and (where.held_out or where.split == "validation")

@@ -12,14 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from longtail.files.text import percent
-from longtail.methods import candidate_title
 from longtail.metrics.intervals import Interval, fallen_text, show_difference
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import SCORES, SHOTS
 from longtail.report.distribution import imbalance_text
 
 if TYPE_CHECKING:
-    from longtail.posthoc.auto import Trial
     from longtail.runs.prediction import Predicted
     from longtail.tasks.class_distribution import ClassDistribution
     from longtail.tasks.rows import Row
@@ -48,29 +46,6 @@ def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
         table.add_column(name, justify="right")
     for score in SCORES.values():
         table.add_row(score.heading, *(score.show(getattr(metrics, score.name)) for metrics in rows.values()))
-    return table
-
-
-# How the method marked with an arrow was chosen: the rule of `Trial.chosen`.
-ARROW = (
-    "← of the methods clearly better than the unchanged model, the simplest within one standard error of the best "
-    "(a higher log-likelihood is better)"
-)
-
-
-def trial_table(trial: Trial) -> Table:
-    """The candidates that a method was chosen from."""
-    table = Table("method", title="chosen by the log-likelihood of held-out samples at the target prior")
-    for heading in ("log-likelihood", "minus the unchanged model", "standard error"):
-        table.add_column(heading, justify="right")
-    table.caption = ARROW
-    chosen = trial.chosen
-    for candidate in trial.candidates:
-        mark = " ←" if candidate is chosen else ""
-        gain, error = trial.difference(candidate, trial.candidates[0])
-        table.add_row(
-            candidate_title(candidate.name) + mark, f"{trial.mean(candidate):.4f}", f"{gain:+.4f}", f"{error:.4f}"
-        )
     return table
 
 

@@ -24,7 +24,6 @@ from longtail.methods import PostHocMethod
 from longtail.metrics.intervals import Fallen, fallen_classes
 from longtail.metrics.scores import Metrics, predictions_of, score_predictions
 from longtail.outputs.record import Outputs
-from longtail.posthoc.auto import Trial
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.solver.linear import LinearHead
@@ -173,8 +172,8 @@ def read_calibration(folder: Path, *, model: str | None = None) -> tuple[Calibra
 def fitted_value(numbers: Any, name: str) -> Any:
     """A fitted attribute of a method, or of the method inside it; None if neither has it.
 
-    >>> fitted_value({"temperature_": 1.5, "method_": {"choice_": "halo"}}, "choice_")
-    'halo'
+    >>> fitted_value({"temperature_": 1.5, "method_": {"model_prior_": "train"}}, "model_prior_")
+    'train'
     """
     while isinstance(numbers, dict):
         if name in numbers:
@@ -209,7 +208,7 @@ def read_scores(path: Path, model: str) -> ScoresFile | None:
 
 
 def _numbers(method: PostHoc) -> dict[str, Any]:
-    """What was fitted; in `method_`, what the method inside fitted (of Auto, and before a temperature)."""
+    """What was fitted; in `method_`, what the method inside fitted (before a temperature)."""
     fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
     numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
     inner = method.wrapped
@@ -224,8 +223,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, PostHoc):
         return {"class": type(value).__name__, **_plain(value.get_params(deep=False))}
-    if isinstance(value, Trial):
-        return {one.name: {"log_likelihood": value.mean(one)} for one in value.candidates}
     if isinstance(value, LinearHead):
         return f"linear head of shape {value.weight.shape}, folded into the weights"
     return value.item() if isinstance(value, np.generic) else value

@@ -39,7 +39,6 @@ head.safetensors.
 Examples:
   longtail calibrate runs/digits
   longtail calibrate runs/c10 --method marc --options gamma auto
-  longtail calibrate runs/c10 --method auto
   longtail calibrate runs/c10 --method halo --target-prior prior.csv
   longtail calibrate runs/c10 --method marc --then temperature
   longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
@@ -86,7 +85,7 @@ class Calibrate(Output):
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
     target_prior: str | None = None
-    """halo, auto: class frequencies to be right for: uniform, train, a power of the training prior, or a CSV file with
+    """halo: class frequencies to be right for: uniform, train, a power of the training prior, or a CSV file with
     lines class,weight."""
     then: Literal["temperature"] | None = None
     """Second step after the method: one temperature that corrects the confidence, fitted on held-out images."""
@@ -105,8 +104,8 @@ class Calibrate(Output):
         name, why = (self.method, "") if self.method else default_posthoc(held_out)
         settings = self.options
         if self.target_prior is not None:
-            if name not in ("halo", "auto"):
-                raise UserError(f"--target-prior applies to --method halo and auto, not to {name}")
+            if name != "halo":
+                raise UserError(f"--target-prior applies to --method halo, not to {name}")
             settings = {**settings, "target_prior": self.target_prior}
         method = build(name, settings)
         return name, method if self.then is None else Tempered(method), why
@@ -203,19 +202,14 @@ def _calibrate_file(options: Calibrate, own: FileOptions) -> int:
 
 def _print(options: Calibrate, name: str, method: PostHoc, why: str, scores: list[Comparison], folder: Path) -> None:
     """Print scores before and after, what was fitted, and what was written."""
-    from longtail.methods import candidate_title, describe_posthoc
-    from longtail.report.terminal import comparison_table, trial_table
+    from longtail.methods import describe_posthoc
+    from longtail.report.terminal import comparison_table
 
     display, title = options.display(), describe_posthoc(method, name)[0].title
     for score in scores:
         display.table(comparison_table(score.split, {"before": score.before, title: score.after}))
         for line in _warnings(options, title, score):
             display.line(line)
-    if method.trial is not None:
-        display.table(trial_table(method.trial))
-        choice = method.trial.chosen.name
-        why = "" if choice != "softmax" else ": no method is clearly better on the held-out samples"
-        display.line(f"Auto chose {candidate_title(choice)}{why}")
     if why:
         display.line(f"{title} was taken because {why} (--method NAME takes another one)")
     for note in method.notes():

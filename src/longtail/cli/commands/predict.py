@@ -47,7 +47,7 @@ class Predict(Output):
     """Classes to print per image."""
     target_prior: float | str | None = None
     """Class frequencies of the new images: uniform, train, a power of the training prior, or a CSV file with lines
-    class,weight. For models calibrated with halo or auto."""
+    class,weight. For models calibrated with halo."""
     out: Path | None = None
     """Write a CSV file: path, then name and probability of the most probable classes."""
     overwrite: bool = False
@@ -105,7 +105,7 @@ def _prior_shift(run: Run, target_prior: float | str) -> np.ndarray:
     inner = settings.get("method")  # the settings of the first step, with --then temperature
     settings = inner if isinstance(inner, dict) else settings
     if "target_prior" not in settings:
-        raise UserError(f"--target-prior needs a model calibrated with halo or auto, and {run.folder} is none")
+        raise UserError(f"--target-prior needs a model calibrated with halo, and {run.folder} is none")
     log_prior = np.log(run.class_counts / run.class_counts.sum())
     logarithms = []
     for prior in (target_prior, settings["target_prior"]):
