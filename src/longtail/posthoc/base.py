@@ -51,6 +51,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     """Whether it starts at the unchanged model and minimises a (weighted) cross-entropy of the softmax."""
     refuses_seen: ClassVar[bool] = False
     """Whether held-out samples given as arrays are refused, too, if they are training samples."""
+    multilabel: ClassVar[bool] = False
+    """Whether a sample can have several labels: y is (N, K) of 0 and 1, and probabilities are sigmoids."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
     stage_two: ClassVar[dict[str, str]] = {}
