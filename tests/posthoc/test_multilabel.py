@@ -132,6 +132,7 @@ def test_torch_and_the_tools_of_scikit_learn():
         ({"target_prevalence": "uniform"}, None, "unknown target_prevalence 'uniform'; choose from: train, balanced"),
         ({"target_prevalence": 0}, None, "target_prevalence must be above 0 and below 1, not 0"),
         ({"target_prevalence": [0.1, 0.2]}, None, r"target_prevalence must have one number per class: shape \(4,\)"),
+        ({"target_prevalence": ["a"] * 4}, None, "target_prevalence must be numbers"),
         ({"ridge": 0}, None, "ridge must be a number, above 0, not 0"),
         ({}, np.zeros(50, dtype=int), r"shape \(samples, labels\) and entries 0 and 1, not int64 of shape \(50,\)"),
         ({}, np.zeros((50, 3)), r"logits have shape \(50, 4\), but labels \(50, 3\)"),
@@ -196,8 +197,9 @@ def test_it_folds_into_the_last_linear_layer(digits, end):
     assert layers[1].bias.shape == (5,)
     alone = MultiLabelCalibration().fit(before, labels)
     np.testing.assert_allclose(method.scale_, alone.scale_, rtol=1e-4)
-    again, _ = longtail.calibrate(model, None, MultiLabelCalibration(), validation=loader, device="cpu")
-    assert torch.equal(again(inputs), calibrated(inputs))
+    triples = [(inputs, labels, torch.arange(len(labels)))]  # with the index of each sample
+    again, _ = longtail.calibrate(model, None, MultiLabelCalibration(), validation=triples, device="cpu")
+    torch.testing.assert_close(again(inputs), calibrated(inputs), rtol=1e-4, atol=1e-4)
 
 
 def test_held_out_samples_make_the_probabilities_of_new_images_right(digits):

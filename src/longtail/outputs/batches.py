@@ -87,7 +87,8 @@ def model_batches(
         if isinstance(batch, ImageBatch):
             yield ModelBatch((batch.images,), {}, batch.labels, batch.indices)
             continue
-        key = _label_key(batch, loader) if key is None else key
+        if key is None:
+            key = label_key(batch, multilabel=True) if multilabel else _label_key(batch, loader)
         yield split_batch(batch, model, device, key, multilabel=multilabel)
 
 
@@ -95,7 +96,7 @@ def split_batch(
     batch: Any, model: nn.Module, device: torch.device, key: Key | None = None, *, multilabel: bool = False
 ) -> ModelBatch:
     """The inputs of the model, on its device, and the labels, which are at `key`."""
-    key = label_key(batch) if key is None else key
+    key = label_key(batch, multilabel=multilabel) if key is None else key
     labels = as_label_matrix(batch[key]) if multilabel else class_numbers(batch[key])
     if isinstance(batch, Mapping):
         inputs: Any = {name: value for name, value in batch.items() if name != key}

@@ -148,8 +148,9 @@ def as_labels(y: Any, shape: tuple[int, ...], class_names: np.ndarray | None = N
 
 def as_label_matrix(y: Any) -> Tensor:
     """Labels (N, K) of a multi-label set, one column of 0 and 1 per label, as bool."""
-    if hasattr(y, "toarray"):
-        raise UserError("labels are a sparse matrix; pass a dense array")
+    if y is None or hasattr(y, "toarray"):
+        what = "requires y to be passed, but the target y is None" if y is None else "labels are a sparse matrix"
+        raise UserError(f"{what}; pass a dense array (N, K) of 0 and 1")
     try:
         values = as_array(y)
     except ValueError as error:  # NumPy's, about rows of different lengths
@@ -208,7 +209,7 @@ def vector(values: Any, classes: int, name: str) -> np.ndarray:
     array = as_array(values)
     if array.shape != (classes,):
         raise UserError(f"{name} must have one number per class: shape ({classes},), not {array.shape}")
-    array = array.astype(np.float64)
+    array = array.astype(np.float64) if array.dtype.kind in "fiub" else _from_objects(array, name)
     if not np.isfinite(array).all():
         raise UserError(f"{name}[{int(np.argmin(np.isfinite(array)))}] is not finite")
     return array

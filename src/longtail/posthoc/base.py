@@ -248,11 +248,14 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def predict_proba(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
 
     def predict_proba(self, logits: Any, features: Any = None) -> Array:
-        """Probabilities (N, K): the softmax of the calibrated logits."""
+        """Probabilities (N, K): the softmax of the calibrated logits; for several labels per sample, their sigmoid."""
         calibrated = self._calibrated(logits, features)
         if isinstance(calibrated, Tensor):
-            return calibrated.softmax(1)
-        return torch.from_numpy(calibrated).softmax(1).numpy()
+            return self._probabilities(calibrated)
+        return self._probabilities(torch.from_numpy(calibrated)).numpy()
+
+    def _probabilities(self, calibrated: Tensor) -> Tensor:
+        return calibrated.softmax(1)
 
     @overload
     def predict(self, logits: Tensor, features: Any = None) -> Tensor: ...

@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike
-from scipy.special import expit, logit
+from scipy.special import logit
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from longtail.errors import UserError, choose, number, whole_number
-from longtail.outputs.checks import as_label_matrix, as_logits, vector
+from longtail.outputs.checks import Array, as_label_matrix, as_logits, vector
 from longtail.outputs.record import Outputs
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.gate import warn
@@ -151,12 +151,16 @@ class MultiLabelCalibration(AffinePostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         raise UserError(f"{type(self).__name__} takes labels (N, K) of 0 and 1, not one class per sample")
 
-    def predict_proba(self, logits: Any, features: Any = None) -> Any:
-        """(N, K) probability of each label: the sigmoid of the calibrated logits."""
-        calibrated = self._calibrated(logits, features)
-        return calibrated.sigmoid() if isinstance(calibrated, Tensor) else expit(calibrated)
+    def _probabilities(self, calibrated: Tensor) -> Tensor:
+        return calibrated.sigmoid()
 
-    def predict(self, logits: Any, features: Any = None) -> Any:
+    @overload
+    def predict(self, logits: Tensor, features: Any = None) -> Tensor: ...
+
+    @overload
+    def predict(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
+
+    def predict(self, logits: Any, features: Any = None) -> Array:
         """(N, K) 1 for each label whose probability is above one half, else 0."""
         above = self._calibrated(logits, features) > 0
         return above.long() if isinstance(above, Tensor) else above.astype(np.int64)
