@@ -219,6 +219,10 @@ def test_what_cannot_be_calibrated_is_said(digits):
     method, batch = MultiLabelCalibration(), splits[1]
     with pytest.raises(UserError, match="takes neither images_per_class nor class_counts"):
         longtail.calibrate(network, [batch], method, class_counts=[1] * 5, device="cpu")
+    drawn_anew = torch.utils.data.WeightedRandomSampler([1.0] * len(batch[0]), 100)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch), 64, sampler=drawn_anew)
+    with pytest.raises(UserError, match="pass a loader that shows each sample once"):
+        longtail.calibrate(network, loader, method, device="cpu")
     with pytest.raises(UserError, match="returns probabilities .* return the logits"):
         longtail.calibrate(nn.Sequential(network, nn.Softmax(1)), [batch], method, device="cpu")
     behind = nn.Sequential(network, nn.Hardtanh(-9, 9))

@@ -176,6 +176,11 @@ class Source:
         self, session: InferenceSession, detector: HeadDetector, display: Display = QUIET
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logits (N, K) and labels (N, K) of 0 and 1 of a multi-label model, in memory."""
+        if self.info.uneven:
+            raise UserError(
+                "the loader may show some samples more often than others, which changes the prevalence of the labels; "
+                "pass a loader that shows each sample once"
+            )
         model, world = session.model, session.world
         with row_store(None, np.dtype(np.float32), world, without=("features",)) as store:
             collect(model, self.loader, store, detector, world, session.device, display, multilabel=True)
