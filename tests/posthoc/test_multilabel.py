@@ -13,6 +13,7 @@ from torch import nn
 
 import longtail
 from longtail.errors import UserError
+from longtail.integrations.training import Calibration
 from longtail.posthoc import MultiLabelCalibration
 from longtail.posthoc.gate import FitWarning
 from longtail.posthoc.inputs import as_fit_data
@@ -153,6 +154,8 @@ def test_it_is_not_taken_for_a_method_of_one_class_per_sample():
         MultiLabelCalibration().fit(logits, labels, class_counts=[1, 2, 3, 4])
     with pytest.raises(UserError, match="takes labels .* of 0 and 1, not one class per sample"):
         MultiLabelCalibration().fit_checked(as_fit_data(logits, np.arange(50) % 4), None)
+    with pytest.raises(UserError, match="call longtail.calibrate after the training"):
+        Calibration(MultiLabelCalibration())  # of the callbacks
 
 
 # Real images: which of several questions about a digit are answered with yes.
