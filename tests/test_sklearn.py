@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_extraction.text import CountVectorizer
@@ -298,3 +298,16 @@ def test_a_class_the_estimator_does_not_know(digits):
     fitted = clone(LOGISTIC).fit(images[labels < 9], labels[labels < 9])
     with pytest.raises(UserError, match="class .*9.* is not known"):
         CalibratedLongTail(fitted, cv="prefit").fit(images, labels)
+
+
+def test_a_target_prior_moves_the_threshold_and_not_the_order():
+    """HALO refuses seen samples; cross-validated scores are not."""
+    table, benign = load_breast_cancer(return_X_y=True)
+    rows = np.concatenate([np.flatnonzero(benign == 1), np.flatnonzero(benign == 0)[:20]])
+    margins = {}
+    for prior in ("train", "uniform"):
+        model = CalibratedLongTail(
+            make_pipeline(StandardScaler(), LogisticRegression()), longtail.HALO(target_prior=prior)
+        )
+        margins[prior] = model.fit(table[rows], benign[rows]).decision_function(table)
+    np.testing.assert_allclose(margins["train"] - margins["uniform"], np.log(357 / 20), rtol=1e-5)

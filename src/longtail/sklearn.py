@@ -108,7 +108,9 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"{type(self.method_).__name__} needs the features before a network's last layer; "
                 "choose a method that works on logits, such as MARC"
             )
-        self.method_.fit(logits, codes, validation=(logits, codes), **head)
+        self.method_.check_settings()
+        data = self.method_._check(logits, codes, **head)
+        self.method_.fit_checked(data, data)  # every score is held out: also for methods that refuse seen samples
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))

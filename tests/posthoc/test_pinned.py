@@ -86,6 +86,7 @@ DEFAULTS = {
     "divide_by='batch', seed=0",
     "LogitAdjustment": "tau=1.0",
     "MatrixScaling": "off_diagonal=0.1, intercept=0.1, tolerance=1e-05, max_iter=500",
+    "MultiLabelCalibration": "target_prevalence='train', ridge=1.0, max_iter=200",
     "PlattScaling": "ridge=1e-08, tolerance=1e-06, max_iter=500",
     "TauNorm": "tau='auto'",
     "TemperatureScaling": "tolerance=1e-06, max_iter=200",

@@ -18,6 +18,7 @@ from longtail.errors import UserError
 from longtail.files.tensors import as_array
 from longtail.metrics.confidence import Predictions, binned, gap
 from longtail.metrics.table import SHOTS
+from longtail.outputs.checks import as_label_matrix
 
 MANY, FEW = 100, 20
 LISTED_CLASSES = 1000  # with more classes nearly all cells of a confusion matrix are 0
@@ -132,6 +133,29 @@ def score_predictions(predictions: Predictions, labels: np.ndarray, class_counts
     """Every score of predictions for samples with labels (N,)."""
     metrics = evaluate_predictions(predictions.classes, labels, class_counts, predictions.confidence)
     return replace(metrics, nll=float(predictions.nll.mean()), brier=float(predictions.brier.mean()))
+
+
+def average_precision(scores: ArrayLike, labels: ArrayLike) -> np.ndarray:
+    """(K,) average precision of each label, from scores (N, K) of any unit and labels (N, K) of 0 and 1.
+
+    NaN for a label without positives; `np.nanmean` of the result is the mean average precision (mAP). Scales and shifts
+    per label, such as a calibration's, do not change it. A label in random order has its prevalence.
+
+    >>> average_precision([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]], [[1, 1], [0, 0], [1, 0]]).round(2).tolist()
+    [0.83, 0.33]
+    """
+    from sklearn.metrics import average_precision_score  # slow to import
+
+    values, truth = as_array(scores), as_label_matrix(labels).numpy()
+    if values.shape != truth.shape:
+        raise UserError(f"scores have shape {values.shape}, but labels {truth.shape}")
+    if not np.isfinite(values).all():
+        raise UserError(f"scores of row {int(np.argmin(np.isfinite(values).all(1)))} are not finite")
+    present = truth.any(0)
+    result = np.full(truth.shape[1], np.nan)
+    if present.any():
+        result[present] = average_precision_score(truth[:, present], values[:, present], average=None)
+    return result
 
 
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:

@@ -19,7 +19,7 @@ from longtail.distributed import World, find_device, group_of_caller
 from longtail.errors import UserError
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import OutputPath
-from longtail.heads.find import Head, close, follows, probe, search
+from longtail.heads.find import SINGLE_LABEL, Form, Head, close, follows, probe, search
 from longtail.heads.fold import changed, head_features, recording
 from longtail.heads.layers import hash_of, runs_together, unwrap, whole
 from longtail.outputs.batches import ModelBatch
@@ -63,6 +63,7 @@ class HeadDetector:
         name: of the classifier layer, if the user named it.
         head: the head, if it is known already.
         check: raises for heads that the caller cannot use.
+        forms: what the model may apply to its logits at the end.
 
     Attributes:
         samples: the first samples, and those with the largest logits.
@@ -75,8 +76,9 @@ class HeadDetector:
         *,
         head: Head | None = None,
         check: Callable[[Head], None] = lambda head: None,
+        forms: tuple[Form, ...] = SINGLE_LABEL,
     ) -> None:
-        self.model, self.name, self.head, self.check = model, name, head, check
+        self.model, self.name, self.head, self.check, self.forms = model, name, head, check, forms
         self.first: Head | None = None
         self.samples: tuple[ModelBatch, ...] = ()
         self._largest = 0.0
@@ -84,7 +86,7 @@ class HeadDetector:
     def outputs(self, batch: ModelBatch) -> BatchOutputs:
         """The outputs of one batch."""
         if self.head is None:
-            self.head = detect_head(self.model, batch, self.name)
+            self.head = detect_head(self.model, batch, self.name, self.forms)
         if self.first is None:
             self.first = self.head
             self.check(self.head)
@@ -110,7 +112,9 @@ class HeadDetector:
         return head
 
 
-def detect_head(model: nn.Module, batch: ModelBatch, only: str | None = None) -> Head:
+def detect_head(
+    model: nn.Module, batch: ModelBatch, only: str | None = None, forms: tuple[Form, ...] = SINGLE_LABEL
+) -> Head:
     """The head of a model, found with some samples of a batch."""
     some = batch.only(slice(SAMPLES))
 
@@ -128,7 +132,7 @@ def detect_head(model: nn.Module, batch: ModelBatch, only: str | None = None) ->
         ) from error
     except Exception as error:
         raise UserError(f"{type(model).__name__} fails on the first batch: {type(error).__name__}: {error}") from error
-    return search(model, run, len(some), only)
+    return search(model, run, len(some), only, forms)
 
 
 def forward(model: nn.Module, batch: ModelBatch, head: Head) -> BatchOutputs:

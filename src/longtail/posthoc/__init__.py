@@ -7,6 +7,7 @@ from longtail.posthoc.halo import HALO
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.lws import LWS
 from longtail.posthoc.marc import MARC
+from longtail.posthoc.multilabel import MultiLabelCalibration
 from longtail.posthoc.platt import PlattScaling
 from longtail.posthoc.probe.estimator import Probe
 from longtail.posthoc.scale_and_shift import AffinePostHoc
@@ -25,6 +26,7 @@ __all__ = [
     "FitResult",
     "LogitAdjustment",
     "MatrixScaling",
+    "MultiLabelCalibration",
     "PlattScaling",
     "PostHoc",
     "Probe",

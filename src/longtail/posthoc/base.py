@@ -48,6 +48,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     """Whether it starts at the unchanged model and minimises a (weighted) cross-entropy of the softmax."""
     refuses_seen: ClassVar[bool] = False
     """Whether held-out samples given as arrays are refused, too, if they are training samples."""
+    multilabel: ClassVar[bool] = False
+    """Whether a sample can have several labels: y is (N, K) of 0 and 1, and probabilities are sigmoids."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
     stage_two: ClassVar[dict[str, str]] = {}
@@ -238,11 +240,14 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def predict_proba(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
 
     def predict_proba(self, logits: Any, features: Any = None) -> Array:
-        """Probabilities (N, K): the softmax of the calibrated logits."""
+        """Probabilities (N, K): the softmax of the calibrated logits; for several labels per sample, their sigmoid."""
         calibrated = self._calibrated(logits, features)
         if isinstance(calibrated, Tensor):
-            return calibrated.softmax(1)
-        return torch.from_numpy(calibrated).softmax(1).numpy()
+            return self._probabilities(calibrated)
+        return self._probabilities(torch.from_numpy(calibrated)).numpy()
+
+    def _probabilities(self, calibrated: Tensor) -> Tensor:
+        return calibrated.softmax(1)
 
     @overload
     def predict(self, logits: Tensor, features: Any = None) -> Tensor: ...
