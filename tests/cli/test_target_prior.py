@@ -45,7 +45,10 @@ def test_predict_changes_the_target_prior_without_another_fit(digits_copy, photo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["calibrate", "{run}", "--target-prior", "train"], "--target-prior applies to --method halo, not to"),
+        (
+            ["calibrate", "{run}", "--method", "marc", "--target-prior", "train"],
+            "--target-prior applies to --method halo, not to",
+        ),
         (["predict", "{run}", "{photos}", "--target-prior", "train"], "needs a model calibrated with halo"),
     ],
 )
