@@ -179,7 +179,7 @@ def halo_before(coupled: bool, own_counts: bool) -> ExitStack:
 
 
 def scores_of(arrays: Arrays, size: float, seed: int) -> dict[str, list[float]]:
-    """Balanced accuracy and ECE of every candidate, mean and variant of HALO on the test images; {} if there are none."""
+    """Balanced test accuracy and ECE of every candidate, mean and variant of HALO; {} without two held-out classes."""
     seen, test, total = split_of(arrays, "train"), split_of(arrays, "test"), len(arrays["val_y"])
     number = total if size == 1 else int(size) if size > 1 else round(size * total)
     held = split_of(arrays, "val", np.sort(np.random.default_rng(seed).permutation(total)[:number]))
