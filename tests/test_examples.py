@@ -3,8 +3,11 @@
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 @pytest.fixture
 def run(tmp_path):
-    """`run(script)` gives what it prints; its files go to a folder of the test."""
+    """`run(script)` gives what it prints in a process of its own; its files go to a folder of the test."""
 
     def start(script):
         environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -23,6 +26,21 @@ def run(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    return start
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch, capsys):
+    """`run_here(script)` gives what it prints, without the start of another process."""
+
+    def start(script):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
 
     return start
 
@@ -47,24 +65,24 @@ def test_every_script_says_what_it_shows():
         assert f"python examples/{script}" in shown
 
 
-def test_a_loss_in_a_plain_loop(run):
-    assert_tail_rises(run("plain_loop.py"), "CrossEntropyLoss", "BalancedSoftmax")
+def test_a_loss_in_a_plain_loop(run_here):
+    assert_tail_rises(run_here("plain_loop.py"), "CrossEntropyLoss", "BalancedSoftmax")
 
 
-def test_own_model(run):
-    text = run("own_model.py")
+def test_own_model(run_here):
+    text = run_here("own_model.py")
     assert_tail_rises(text, "before", "after")
     assert "MyNet with Linear head, 20 numbers learnt" in text
 
 
-def test_saved_logits(run):
-    text = run("saved_logits.py")
+def test_saved_logits(run_here):
+    text = run_here("saved_logits.py")
     assert_tail_rises(text, "before", "after")
     assert len(re.search(r"scale \[(.*)\]", text)[1].split(",")) == 10
 
 
-def test_scikit_learn_pipeline(run):
-    text = run("sklearn_pipeline.py")
+def test_scikit_learn_pipeline(run_here):
+    text = run_here("sklearn_pipeline.py")
     assert_tail_rises(text, "plain", "calibrated")
     assert re.search(r"chosen \{'method__tau': \d\.\d\}", text)
     (missed, alarms, precision), (missed_after, alarms_after, same) = re.findall(
@@ -100,17 +118,22 @@ def test_mlflow(run):
     assert re.search(r"balanced accuracy on validation images: \d+\.\d", text)
 
 
+COMMAND = re.compile(r"^!\{python\} -m longtail (.*)$", re.MULTILINE)
+
+
 def executed(name, monkeypatch, tmp_path):
-    """What the cells of a notebook give: (all outputs, what was printed)."""
+    """What the cells of a notebook give: (all outputs, what was printed, messages too)."""
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = nbformat.read(EXAMPLES / name, 4)
+    for cell in notebook.cells:  # commands run in the kernel, which has imported everything
+        cell.source = COMMAND.sub(r'from longtail.cli import main; assert main(f"\1".split()) == 0', cell.source)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # kept without results, so that changes can be read
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return outputs, "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+    return outputs, "".join(output.get("text") or output.data.get("text/plain", "") for output in outputs)
 
 
 def test_the_notebook(monkeypatch, tmp_path):
