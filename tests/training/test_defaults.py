@@ -69,7 +69,7 @@ def test_what_is_given_replaces_what_is_chosen(monkeypatch):
     monkeypatch.setattr(defaults, "backbone_of", lambda path: None)
     for images, epochs in ((10_000, 13), (100_000, 5)):  # a third, at least five
         pretrained = chosen(monkeypatch, images, 32, weights="w.pth")
-        assert (pretrained.optimizer, pretrained.lr, pretrained.epochs) == ("adamw", 3e-4, epochs)
+        assert (pretrained.optimizer, pretrained.lr, pretrained.epochs) == ("adamw", 1e-3, epochs)
     given = chosen(monkeypatch, 10_000, 32, weights="w.pth", optimizer="sgd", weight_decay=0.1)
     assert (given.optimizer, given.lr, given.weight_decay, given.layer_decay) == ("sgd", 0.01, 0.1, 1.0)
     monkeypatch.setattr(defaults, "backbone_of", lambda path: "resnet50")

@@ -1,6 +1,7 @@
 """What is trained of a network: the rest stays as it was, and every run is a normal run afterwards."""
 
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from longtail.training.step import TrainingStep, take_step
 from longtail.training.tuning import layer_numbers, merged
 
 timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
 
 SIDE = 32
 BASE = replace(
@@ -138,6 +140,24 @@ def test_the_head_is_probe_on_the_features(config_of, tmp_path):
     assert (method.held_out, method.model_prior) == ("cross-fit", "uniform")
     assert "its head is Probe" in model_card(run)
     longtail.train(config, tmp_path / "run", resume=True, progress=False)  # finished already
+
+
+def test_a_run_of_hugging_face_needs_no_hub(tmp_path):
+    settings = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(**settings, image_size=SIDE, patch_size=8, num_labels=4)
+    published = transformers.ViTForImageClassification(config)
+    published.save_pretrained(tmp_path / "hub")
+    backbone = f"hf:{tmp_path / 'hub'}"
+    longtail.train(replace(BASE, backbone=backbone, train="last:1", iterations=1), tmp_path / "run", progress=False)
+    shutil.rmtree(tmp_path / "hub")
+    longtail.export(tmp_path / "run", tmp_path / "shared", "safetensors")
+    model = longtail.load(tmp_path / "shared", device="cpu")
+    found = model.predict([np.zeros((20, 30), np.uint8)], progress=False).probabilities
+    assert found.shape == (1, 10)
+    kept, start = model.network.state_dict(), published.vit.state_dict()
+    changed = {name for name in start if not torch.equal(start[name], kept[f"backbone.network.vit.{name}"])}
+    assert changed
+    assert all(".1." in name or name.startswith("layernorm") for name in changed)
 
 
 def test_layer_decay(config_of):

@@ -44,8 +44,8 @@ SIZES: tuple[tuple[float, int, tuple[tuple[int, str], ...]], ...] = (
 )
 # What is trained of a pretrained network → its settings with AdamW.
 FINE_TUNING: dict[str, dict[str, float]] = {
-    "all": {"lr": 3e-4, "weight_decay": 0.05, "layer_decay": 0.75},
-    "last": {"lr": 3e-4, "weight_decay": 0.05},
+    "all": {"lr": 1e-3, "weight_decay": 0.05, "layer_decay": 0.75},
+    "last": {"lr": 1e-3, "weight_decay": 0.05},
     "lora": {"lr": 1e-3, "weight_decay": 0.01},
 }
 FROM_SCRATCH: dict[str, float] = {"lr": 1e-3, "weight_decay": 0.05}  # a network of timm or Hugging Face, with AdamW
