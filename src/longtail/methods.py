@@ -375,17 +375,20 @@ def build_posthoc(
     return estimator(**{**settings, **given})
 
 
-def default_posthoc(held_out: int) -> tuple[str, str]:
+def default_posthoc(held_out: int, *, frozen: bool = False) -> tuple[str, str]:
     """The post-hoc method for what there is, and the reason.
 
     Args:
         held_out: samples that the network was not trained on.
+        frozen: whether its features were never trained on the samples at all.
 
     >>> default_posthoc(500)
     ('halo', '500 images were held out of training')
     >>> default_posthoc(0)[0]
     'marc'
     """
+    if frozen:
+        return "halo", "the features were never trained on these images, so that it can cross-fit"
     if held_out >= FEWEST_HELD_OUT:
         return "halo", f"{held_out:,} images were held out of training"
     number = "no image was" if held_out == 0 else f"only {held_out:,} were" if held_out > 1 else "only one was"

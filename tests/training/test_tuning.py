@@ -123,7 +123,7 @@ def test_a_run_with_adapters_goes_on_bit_for_bit(config_of, tmp_path, monkeypatc
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_the_head_is_probe_on_the_features(config_of, tmp_path):
+def test_the_head_is_probe_on_the_features(config_of, tmp_path, capsys):
     config = config_of("test_resnet", "head")
     metrics = longtail.train(config, tmp_path / "run", progress=False)
     run = Run.open(tmp_path / "run")
@@ -138,6 +138,10 @@ def test_the_head_is_probe_on_the_features(config_of, tmp_path):
     # Calibration knows that the features are frozen, and that the logits are balanced.
     method = build_posthoc_for(run, "halo", {})
     assert (method.held_out, method.model_prior) == ("cross-fit", "uniform")
+    assert main(["calibrate", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert "the features were never trained on these images" in capsys.readouterr().err
+    calibrated = json.loads((tmp_path / "run" / "halo" / "calibration.json").read_text())
+    assert "cross-fitted in" in calibrated["held_out_"]
     assert "its head is Probe" in model_card(run)
     longtail.train(config, tmp_path / "run", resume=True, progress=False)  # finished already
 
