@@ -75,7 +75,8 @@ class TrainConfig(DataConfig):
     """Network: digits, resnet8/14/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50; or one of another
     library, with its published weights: timm:NAME, hf:NAME or hf:FOLDER (Hugging Face)."""
     pretrained: bool = True
-    """Start a network of timm or Hugging Face from its published weights, of the Hub or its cache on this machine."""
+    """Networks of timm and Hugging Face start from published weights, of the Hub or its cache on this machine;
+    --no-pretrained: from random ones."""
     weights: str | None = None
     """Start from the weights in this .safetensors or .pth file."""
     train: str = "all"
