@@ -69,7 +69,9 @@ def test_what_is_given_replaces_what_is_chosen(monkeypatch):
     monkeypatch.setattr(defaults, "backbone_of", lambda path: None)
     for images, epochs in ((10_000, 13), (100_000, 5)):  # a third, at least five
         pretrained = chosen(monkeypatch, images, 32, weights="w.pth")
-        assert (pretrained.lr, pretrained.epochs) == (0.01, epochs)
+        assert (pretrained.optimizer, pretrained.lr, pretrained.epochs) == ("adamw", 1e-3, epochs)
+    given = chosen(monkeypatch, 10_000, 32, weights="w.pth", optimizer="sgd", weight_decay=0.1)
+    assert (given.optimizer, given.lr, given.weight_decay, given.layer_decay) == ("sgd", 0.01, 0.1, 1.0)
     monkeypatch.setattr(defaults, "backbone_of", lambda path: "resnet50")
     assert chosen(monkeypatch, 10_000, 32, weights="w.pth").backbone == "resnet50"
 
@@ -81,7 +83,7 @@ def test_a_folder_is_looked_at(tmp_path):
     longer = replace(found.config, epochs=None, iterations=70, weights="w.pth")
     assert found.sentence(found.config).endswith(
         "; colour, about 30 pixels. Trained with --backbone resnet8 --image-size 32 --augment crop flip --epochs 90 "
-        "--batch-size 64 --lr 0.05; give any of these options to change it"
+        "--batch-size 64 --optimizer sgd --lr 0.05; give any of these options to change it"
     )
     assert "--backbone resnet8 --weights w.pth --image-size 32 --augment crop flip --iterations 70" in found.sentence(
         longer

@@ -56,6 +56,8 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     """Settings that the recipe of a data set determines: name here → steps, batch_size or weight_decay."""
     for_balanced_logits: ClassVar[dict[str, Any]] = {}
     """Settings for a network whose training adds the class prior to the logits (balanced softmax and its relatives)."""
+    for_frozen_backbone: ClassVar[dict[str, Any]] = {}
+    """Settings for a network whose features were never trained on the images (`--train head`)."""
     adds: ClassVar[str] = ""
     """What a method that wraps another adds to it, for titles: "temperature"."""
     wrapped: PostHoc | None = None

@@ -96,12 +96,14 @@ class Calibrate(Output):
     run: tyro.conf.OmitArgPrefixes[RunOptions] = field(default_factory=RunOptions)
     file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
 
-    def build(self, held_out: int, build: Callable[[str, dict[str, str]], PostHoc]) -> tuple[str, PostHoc, str]:
+    def build(
+        self, held_out: int, build: Callable[[str, dict[str, str]], PostHoc], *, frozen: bool = False
+    ) -> tuple[str, PostHoc, str]:
         """Name and method, with its settings, and why it is the default."""
         from longtail.methods import default_posthoc
         from longtail.posthoc.tempered import Tempered
 
-        name, why = (self.method, "") if self.method else default_posthoc(held_out)
+        name, why = (self.method, "") if self.method else default_posthoc(held_out, frozen=frozen)
         settings = self.options
         if self.target_prior is not None:
             if name != "halo":
@@ -129,7 +131,8 @@ def _calibrate_run(options: Calibrate, own: RunOptions) -> int:
 
     with join(own.device) as world:
         run = _uncalibrated(options, Run.open(options.source))
-        name, method, why = options.build(run.split_sizes.get("validation", 0), partial(build_posthoc_for, run))
+        held_out, frozen = run.split_sizes.get("validation", 0), run.config.train == "head"
+        name, method, why = options.build(held_out, partial(build_posthoc_for, run), frozen=frozen)
         world.require_alike(
             model=run.model_identity,
             method=name,

@@ -42,6 +42,7 @@ Examples:
   longtail train digits-lt --out runs/digits
   longtail train photos --out runs/photos
   longtail train photos --out runs/photos --weights resnet50.pth --image-size 224 --epochs 20
+  longtail train photos --out runs/dinov2 --backbone timm:vit_small_patch14_dinov2 --image-size 224 --train lora
   longtail train labels.csv --root photos --out runs/photos --overwrite
   longtail train cifar10-lt-100 --root data --download --out runs/c10 --epochs 60 --batch-size 128
   longtail train --out runs/c10 --resume
