@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -37,7 +38,7 @@ def run_here(tmp_path, monkeypatch, capsys):
     def start(script):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), mock.patch.dict(os.environ):
             warnings.simplefilter("default")
             runpy.run_path(str(EXAMPLES / script), run_name="__main__")
         return capsys.readouterr().out
@@ -103,14 +104,14 @@ def test_trainer_of_transformers(run):
     assert found["Balanced Softmax"][0] > found["cross-entropy"][0]
 
 
-def test_lightning(run):
+def test_lightning(run_here):
     pytest.importorskip("lightning", reason="lightning is not installed")
-    assert_tail_rises(run("lightning_module.py"), "cross-entropy", "cross-entropy, then MARC", "Balanced Softmax")
+    assert_tail_rises(run_here("lightning_module.py"), "cross-entropy", "cross-entropy, then MARC", "Balanced Softmax")
 
 
-def test_mlflow(run):
+def test_mlflow(run_here):
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
-    text = run("mlflow_tracking.py")
+    text = run_here("mlflow_tracking.py")
     assert re.search(r"logged \d\d parameters and 13 metrics", text)
     losses = [float(value) for value in re.findall(r"\d+:(\d+\.\d+)", text)]
     assert len(losses) == 2
