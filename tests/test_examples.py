@@ -4,8 +4,6 @@ import ast
 import os
 import re
 import runpy
-import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -18,27 +16,13 @@ SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 @pytest.fixture
-def run(tmp_path):
-    """`run(script)` gives what it prints in a process of its own; its files go to a folder of the test."""
-
-    def start(script):
-        environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, str(EXAMPLES / script)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return start
-
-
-@pytest.fixture
-def run_here(tmp_path, monkeypatch, capsys):
-    """`run_here(script)` gives what it prints, without the start of another process."""
+def run(tmp_path, monkeypatch, capsys):
+    """`run(script)` gives what it prints; its files go to a folder of the test."""
 
     def start(script):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        with warnings.catch_warnings(), mock.patch.dict(os.environ):
+        with warnings.catch_warnings(), mock.patch.dict(os.environ, HF_HUB_OFFLINE="1"):
             warnings.simplefilter("default")
             runpy.run_path(str(EXAMPLES / script), run_name="__main__")
         return capsys.readouterr().out
@@ -66,24 +50,24 @@ def test_every_script_says_what_it_shows():
         assert f"python examples/{script}" in shown
 
 
-def test_a_loss_in_a_plain_loop(run_here):
-    assert_tail_rises(run_here("plain_loop.py"), "CrossEntropyLoss", "BalancedSoftmax")
+def test_a_loss_in_a_plain_loop(run):
+    assert_tail_rises(run("plain_loop.py"), "CrossEntropyLoss", "BalancedSoftmax")
 
 
-def test_own_model(run_here):
-    text = run_here("own_model.py")
+def test_own_model(run):
+    text = run("own_model.py")
     assert_tail_rises(text, "before", "after")
     assert "MyNet with Linear head, 20 numbers learnt" in text
 
 
-def test_saved_logits(run_here):
-    text = run_here("saved_logits.py")
+def test_saved_logits(run):
+    text = run("saved_logits.py")
     assert_tail_rises(text, "before", "after")
     assert len(re.search(r"scale \[(.*)\]", text)[1].split(",")) == 10
 
 
-def test_scikit_learn_pipeline(run_here):
-    text = run_here("sklearn_pipeline.py")
+def test_scikit_learn_pipeline(run):
+    text = run("sklearn_pipeline.py")
     assert_tail_rises(text, "plain", "calibrated")
     assert re.search(r"chosen \{'method__tau': \d\.\d\}", text)
     (missed, alarms, precision), (missed_after, alarms_after, same) = re.findall(
@@ -104,14 +88,14 @@ def test_trainer_of_transformers(run):
     assert found["Balanced Softmax"][0] > found["cross-entropy"][0]
 
 
-def test_lightning(run_here):
+def test_lightning(run):
     pytest.importorskip("lightning", reason="lightning is not installed")
-    assert_tail_rises(run_here("lightning_module.py"), "cross-entropy", "cross-entropy, then MARC", "Balanced Softmax")
+    assert_tail_rises(run("lightning_module.py"), "cross-entropy", "cross-entropy, then MARC", "Balanced Softmax")
 
 
-def test_mlflow(run_here):
+def test_mlflow(run):
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
-    text = run_here("mlflow_tracking.py")
+    text = run("mlflow_tracking.py")
     assert re.search(r"logged \d\d parameters and 13 metrics", text)
     losses = [float(value) for value in re.findall(r"\d+:(\d+\.\d+)", text)]
     assert len(losses) == 2
