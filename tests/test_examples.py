@@ -136,7 +136,7 @@ def test_the_notebook_of_a_folder(monkeypatch, tmp_path):
     right = int(re.search(r"(\d+) of 500 images named correctly", text)[1])
     assert right > 250
     assert "500 test samples" in text  # the diagnosis
-    assert "run/auto" in text
+    assert "run/halo" in text
     assert float(re.search(r"largest difference (\S+)", text)[1]) < 1e-4
     assert "Traceback" not in text
 
