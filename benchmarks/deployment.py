@@ -17,7 +17,7 @@ from pathlib import Path
 
 import halo_cases
 import numpy as np
-from common import RESULTS, title_of, write_results
+from common import title_of, write_results
 from scipy.special import softmax
 
 from longtail import HALO, MARC, Outputs
@@ -146,10 +146,10 @@ def prior(root: str | None) -> None:
             )
     notes = (
         "Top-1 accuracy, per cent, on long-tailed versions of the test split (forward: as in training; the number is "
-        "the imbalance), mean over seeds. Uniform: the target prior stays balanced. Estimated: the power of the training "
-        "prior is estimated from the same images without labels, corrected by the trial on held-out images; where that "
-        "refuses, the uniform prior stays. Known: the true frequencies. Softmax as trained has the training prior. "
-        "HALO's scores of held-out images are out of fold."
+        "the imbalance), mean over seeds. Uniform: the target prior stays balanced. Estimated: the power of the "
+        "training prior is estimated from the same images without labels, corrected by the trial on held-out images; "
+        "where that refuses, the uniform prior stays. Known: the true frequencies. Softmax as trained has the training "
+        "prior. HALO's scores of held-out images are out of fold."
     )
     write_results("prior", "The class frequencies of a deployment, estimated from unlabelled images", rows, notes)
 
@@ -200,8 +200,9 @@ def sets(root: str | None) -> None:
             rows.append({**row, "classes in a set": f"{size:.1f}"})
     notes = (
         "Prediction sets for the (balanced) test images, thresholds from the unseen images of the run: their scores "
-        "are out of fold for HALO. Coverage in per cent, mean over classes; few-shot: classes with fewer than 20 training "
-        "images. Softmax, not weighted: plain split conformal prediction, whose promise is about images as they come."
+        "are out of fold for HALO. Coverage in per cent, mean over classes; few-shot: classes with fewer than 20 "
+        "training images. Softmax, not weighted: plain split conformal prediction, whose promise is about images as "
+        "they come."
     )
     write_results("sets", "Prediction sets", rows, notes)
 
@@ -211,7 +212,6 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=("prior", "sets"))
     parser.add_argument("--root", help="folder with the images of CIFAR")
     options = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
     for part in options.parts:
         {"prior": prior, "sets": sets}[part](options.root)
 

@@ -17,7 +17,7 @@ from longtail.posthoc.prior_powers import Peak, PowerFamily
 COUNTS = long_tail_counts(10, 1000, 100)
 LOG_PRIOR = np.log(COUNTS / COUNTS.sum())
 MEANS = 1.2 * np.random.default_rng(0).normal(size=(10, 4))
-PERFECT = PriorCheck(1000, 0.0, 0.0, 0.0, 0.0, 0.0)
+PERFECT = PriorCheck(1000, 0.0, 0.0, 0.0, 0.0)
 
 
 def draw(power, number, rng, scale=1.0):
@@ -81,14 +81,14 @@ def test_the_errors_of_the_check_are_those_of_repeated_draws():
 
 def test_a_large_bias_is_refused_and_a_small_one_corrected():
     peak = Peak(0.5, 0.4, 0.6, 400.0)
-    small = PriorCheck(10**6, -0.2, 0.0, -0.1, 0.0, 0.0)
+    small = PriorCheck(10**6, -0.2, 0.0, -0.1, 0.0)
     power, low, high = small.corrected(peak)
     assert small.refusal is None
     assert power == pytest.approx((0.5 + 0.1) / 0.9)
     assert (low, high) == (pytest.approx(power - 0.1 / 0.9), pytest.approx(power + 0.1 / 0.9))
-    unsure = PriorCheck(30, -0.2, 0.3, -0.1, 0.3, 0.0)
+    unsure = PriorCheck(30, -0.2, 0.3, -0.1, 0.3)
     assert unsure.corrected(peak)[2] - unsure.corrected(peak)[1] > 2 * (high - low)
-    large = PriorCheck(960, -0.96, 0.05, -0.41, 0.05, 0.1)
+    large = PriorCheck(960, -0.96, 0.05, -0.41, 0.05)
     with pytest.raises(UserError, match=r"estimated power is 0\.04 where it is 1, and -0\.41 where it is 0"):
         PriorEstimator(LOG_PRIOR, np.zeros(10), large).estimate(draw(1, 50, np.random.default_rng(0))[1])
 

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from longtail.errors import UserError
-from longtail.files.arrays import as_array
+from longtail.files.tensors import as_array
 from longtail.posthoc.conformal import SetScores, too_few_unseen
 from longtail.posthoc.held_out import require_unseen
 from longtail.posthoc.prior_estimate import PriorCheck, PriorEstimate, PriorEstimator, check_prior

@@ -25,7 +25,7 @@ NORMAL = 1.96
 USUAL_BIAS = 0.3  # standard deviation of the bias of p over networks
 MOST_BIAS = 0.7
 SLOPES = (0.5, 2.0)  # smallest and largest change of the estimate where p changes by 1
-SIGNIFICANT, MISFIT = 0.01, 0.05  # samples that fit no power: a p-value, and a squared distance between frequencies
+SIGNIFICANT, MISFIT = 0.01, 0.1  # samples that fit no power: a p-value, and a squared distance between frequencies
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class PriorCheck:
         natural_error: its standard error.
         balanced_bias: the same with samples weighted to balance (p = 0).
         balanced_error: its standard error.
-        misfit: squared distance of their class frequencies from the best power; what the classifier itself causes.
     """
 
     samples: int
@@ -46,7 +45,6 @@ class PriorCheck:
     natural_error: float
     balanced_bias: float
     balanced_error: float
-    misfit: float
 
     @property
     def slope(self) -> float:
@@ -149,7 +147,7 @@ class PriorEstimator:
         misfit, p_value, surplus = family.misfit(posteriors, peak.power)
         prior, off = np.zeros(len(self.log_prior)), np.zeros(len(self.log_prior))
         prior[family.classes], off[family.classes] = np.exp(family.at(power)), surplus
-        fits = p_value >= SIGNIFICANT or misfit <= max(self.check.misfit, 0.0) + MISFIT
+        fits = p_value >= SIGNIFICANT or misfit <= MISFIT
         return PriorEstimate(float(power), float(low), float(high), len(posteriors), prior, bool(fits), off)
 
     def require_usable(self) -> None:
@@ -228,5 +226,4 @@ def check_prior(
         score, mean, variance = family.score(posteriors, peak.power)
         of_label = (family.log_prior[codes] - mean) / (weights.sum() * variance + 1)
         found.append((peak.power - known, float(np.linalg.norm(weights * (score / peak.curvature - of_label)))))
-    best = Peak.of(family.curve(posteriors)).power
-    return PriorCheck(len(codes), *found[0], *found[1], family.misfit(posteriors, best)[0])
+    return PriorCheck(len(codes), *found[0], *found[1])

@@ -14,7 +14,8 @@ from longtail.files.text import some_of
 from longtail.posthoc.conformal import FEWEST_SAMPLES, SetScores
 from longtail.posthoc.prior_estimate import PriorCheck, PriorEstimate, PriorEstimator
 from longtail.posthoc.priors import check_target_prior, log_target
-from longtail.runs.folder import CALIBRATION_FILE, Run
+from longtail.runs.folder import Run
+from longtail.runs.record import CALIBRATION_FILE
 from longtail.tasks.calibration import fitted_value, read_calibration
 
 ESTIMATE = "estimate"

@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from longtail.errors import choose, number, whole_number
-from longtail.files.arrays import as_array
+from longtail.files.tensors import as_array
 from longtail.posthoc.conformal import too_few_unseen
 from longtail.posthoc.prior_estimate import PriorEstimate, PriorEstimator
 from longtail.posthoc.priors import NEVER
