@@ -35,6 +35,15 @@ PROFILES = [("forward", factor) for factor in (50, 25, 10, 5, 2)] + [
 ]
 FEW_IMAGES = (200, 50)
 COVERAGES = (0.8, 0.9, 0.95)
+UNIFORM, KNOWN, FITS = "uniform", "known", "share that fits"
+ORDER = ("as trained", UNIFORM, "estimated", *(f"estimated, {number} images" for number in FEW_IMAGES), KNOWN)
+NOTES = (
+    "Top-1 accuracy, per cent, on long-tailed versions of the test split: forward (as in training) and backward, of "
+    "imbalance 2, 5, 10, 25 and 50; mean over seeds. Uniform: the target prior stays balanced (of Softmax: logit "
+    "adjustment). Estimated: the power of the training prior is estimated from the same images without labels, or from "
+    "some of them, after the trial on held-out images; where that refuses, the uniform prior stays. Known: the true "
+    "frequencies. HALO's scores of held-out images are out of fold."
+)
 SETS = {"HALO": COVERAGES, "MARC": (0.9,), "logit adjustment": (0.9,)}
 
 
@@ -83,75 +92,62 @@ def tried(own: Scored, check: PriorCheck | None, log_prior: np.ndarray, rows: np
         return None
 
 
-def prior_case(seen: Outputs, held: Outputs, test: Outputs) -> dict[str, list[float]]:
-    """Accuracy on every profile by row of the table; the power as a row of its own."""
+def prior_case(seen: Outputs, held: Outputs, test: Outputs) -> dict[tuple[str, str], list[float]]:
+    """Accuracy on every profile by method and target prior; the known and estimated power of HALO, too."""
     log_prior = np.log(seen.class_counts / seen.class_counts.sum())
-    order, found = np.argsort(-seen.class_counts, kind="stable"), {}
-    rng = np.random.default_rng(0)
+    order, rng = np.argsort(-seen.class_counts, kind="stable"), np.random.default_rng(0)
+    found: dict[tuple[str, str], list[float]] = {}
     for name, own in scored(seen, held, test).items():
         check = check_prior(softmax(own.held_out, axis=1), held.labels, own.log_target, log_prior)
         for direction, factor in PROFILES:
             rows = profile_indices(test.labels, factor, direction, class_order=order)
             labels, evidence = test.labels[rows], own.test[rows] - own.log_target
-
-            def add(row: str, log_target: np.ndarray, labels: np.ndarray = labels, of: np.ndarray = evidence) -> None:
-                found.setdefault(row, []).append(100 * float(((of + log_target).argmax(1) == labels).mean()))
-
             known = np.log(np.bincount(labels, minlength=len(log_prior)))
-            estimate = tried(own, check, log_prior, rows)
-            if name == "Softmax":
-                add("Softmax as trained", own.log_target)
-                name_of_uniform = "Softmax, uniform (logit adjustment)"
-            else:
-                name_of_uniform = f"{name}, uniform"
-            add(name_of_uniform, 0 * log_prior)
-            add(f"{name}, estimated", 0 * log_prior if estimate is None else estimate.power * log_prior)
-            if name == "HALO":
-                for number in FEW_IMAGES:
-                    few = tried(own, check, log_prior, rng.permutation(rows)[:number])
-                    add(
-                        f"HALO, estimated from {number} images", 0 * log_prior if few is None else few.power * log_prior
-                    )
-                powers = [np.nan] * 2 if estimate is None else [estimate.power, float(estimate.fits)]
-                power = np.log(factor) / np.ptp(log_prior) * (1 if direction == "forward" else -1)
-                for row, value in zip(
-                    ("power: known", "power: HALO's estimate", "share that fits"), [power, *powers], strict=True
-                ):
-                    found.setdefault(row, []).append(value)
-            add(f"{name}, known", known)
+            targets = {"as trained": own.log_target, UNIFORM: 0 * log_prior, KNOWN: known}
+            estimates = {"estimated": tried(own, check, log_prior, rows)}
+            for number in FEW_IMAGES:
+                few = tried(own, check, log_prior, rng.permutation(rows)[:number])
+                estimates[f"estimated, {number} images"] = few
+            targets |= {how: (0.0 if one is None else one.power) * log_prior for how, one in estimates.items()}
+            for how, target in targets.items():
+                accuracy = float(((evidence + target).argmax(1) == labels).mean())
+                found.setdefault((name, how), []).append(100 * accuracy)
+            whole = estimates["estimated"]
+            power = np.log(factor) / np.ptp(log_prior) * (1 if direction == "forward" else -1)
+            found.setdefault((name, "power: known"), []).append(power)
+            found.setdefault((name, "power: estimated"), []).append(np.nan if whole is None else whole.power)
+            found.setdefault((name, FITS), []).append(np.nan if whole is None else whole.fits)
     return found
 
 
 def prior(root: str | None) -> None:
-    """One table: mean over seeds, by data set."""
-    by_data: dict[str, list[dict[str, list[float]]]] = {}
+    """Means over seeds: over all profiles, and by profile."""
+    by_data: dict[str, list[dict[tuple[str, str], list[float]]]] = {}
     for data, seen, held, test in cases(root):
         by_data.setdefault(data, []).append(prior_case(seen, held, test))
-    rows = []
+    summary, profiles = [], []
     for data, seeds in by_data.items():
-        for row in seeds[0]:
-            values = np.array([seed[row] for seed in seeds])
-            refused = int(np.isnan(values[:, 0]).sum())
-            means = np.nanmean(values, axis=0) if refused < len(seeds) else None
-            digits = 2 if row.startswith(("power", "share")) else 1
-            cells = [
-                "refused" if means is None else f"{value:.{digits}f}"
-                for value in (means if means is not None else PROFILES)
-            ]
-            shown = {f"{order} {factor}": cell for (order, factor), cell in zip(PROFILES, cells, strict=True)}
-            mean = "" if means is None or digits == 2 else f"{means.mean():.1f}"
-            note = f" ({refused} of {len(seeds)} refused)" if refused and means is not None else ""
-            rows.append(
-                {"data (seeds)": f"{data} ({len(seeds)})", "target prior": f"{row}{note}", **shown, "mean": mean}
-            )
+        values = {key: np.array([seed[key] for seed in seeds]) for key in seeds[0]}
+        for name in dict.fromkeys(name for name, _ in values):
+            own = {how: value for (of, how), value in values.items() if of == name}
+            start = {"data (seeds)": f"{data} ({len(seeds)})", "method": name}
+            means = {how: float(value.mean()) for how, value in own.items() if how in ORDER}
+            refused = int(np.isnan(own["power: estimated"]).sum())
+            gain = (means["estimated"] - means[UNIFORM]) / (means[KNOWN] - means[UNIFORM])
+            row = {how: f"{means[how]:.1f}" for how in ORDER}
+            row["as trained"] = row["as trained"] if name == "Softmax" else ""  # the others start from uniform
+            summary.append({**start, **row, "share of the gain": f"{100 * gain:.0f} %", "refused": refused})
+            for how in (UNIFORM, "estimated", KNOWN, "power: known", "power: estimated", FITS):
+                digits = 1 if how in ORDER else 2
+                cells = ["refused" if np.isnan(one).all() else f"{np.nanmean(one):.{digits}f}" for one in own[how].T]
+                shown = {f"{order} {factor}": cell for (order, factor), cell in zip(PROFILES, cells, strict=True)}
+                profiles.append({**start, "target prior": how, **shown})
+    title = "The class frequencies of a deployment, estimated from unlabelled images"
+    write_results("prior", title, summary, f"{NOTES} By profile: [table](prior_profiles.md).")
     notes = (
-        "Top-1 accuracy, per cent, on long-tailed versions of the test split (forward: as in training; the number is "
-        "the imbalance), mean over seeds. Uniform: the target prior stays balanced. Estimated: the power of the "
-        "training prior is estimated from the same images without labels, corrected by the trial on held-out images; "
-        "where that refuses, the uniform prior stays. Known: the true frequencies. Softmax as trained has the training "
-        "prior. HALO's scores of held-out images are out of fold."
+        f"{NOTES} {FITS.capitalize()}: of the networks for which the images look like a power of the training prior."
     )
-    write_results("prior", "The class frequencies of a deployment, estimated from unlabelled images", rows, notes)
+    write_results("prior_profiles", f"{title}: by profile", profiles, notes)
 
 
 def set_case(seen: Outputs, held: Outputs, test: Outputs) -> dict[tuple[str, float], list[float]]:

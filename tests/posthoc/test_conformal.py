@@ -57,7 +57,11 @@ def test_the_mean_coverage_of_classes_is_as_promised_however_rare_they_are():
             reached.append(np.mean([sets[labels == label, label].mean() for label in range(10)]))
     for promised, reached in coverage.items():
         assert promised - 0.02 <= np.mean(reached) <= promised + 0.04
-    assert method.set_scores_.promise.endswith("not for each class: 4 of 10 classes had fewer than 10 unseen samples")
+    promise = method.set_scores_.promise(0.9)
+    counts = np.array(method.set_scores_.counts)
+    number = np.square((1 / counts[held[1]]).sum()) / np.square(1 / counts[held[1]]).sum()
+    assert f"worth {number:.0f} of equal classes" in promise
+    assert promise.endswith("promised for each class: 4 of 10 classes had fewer than 10 unseen samples")
 
 
 @pytest.mark.parametrize("method", [HALO(), Tempered(HALO()), Auto()], ids=["HALO", "Tempered", "Auto"])

@@ -70,15 +70,23 @@ class SetScores:
         return np.asarray(chosen)
 
     @property
-    def promise(self) -> str:
+    def effective_number(self) -> float:
+        """How many samples of equal classes tell as much as these."""
+        counts = np.array([count for count in self.counts if count])
+        return float(len(counts) ** 2 / (1 / counts).sum())
+
+    def promise(self, coverage: float) -> str:
         """What is promised, in words."""
-        counts = np.array(self.counts)
-        few = int((counts < FEW_OF_A_CLASS).sum())
-        text = "the coverage is promised for the mean over classes"
+        counts, number = np.array(self.counts), self.effective_number
+        few, off = int((counts < FEW_OF_A_CLASS).sum()), 196 * np.sqrt(coverage * (1 - coverage) / number)
+        text = (
+            f"the sets contain the true class with {100 * coverage:g} % in the mean over classes; {counts.sum():,} "
+            f"unseen samples, worth {number:,.0f} of equal classes, leave it uncertain by {off:.1f} points"
+        )
         if not few:
             return text
         which = "every class" if few == len(counts) else f"{few:,} of {len(counts):,} classes"
-        return f"{text}, not for each class: {which} had fewer than {FEW_OF_A_CLASS} unseen samples"
+        return f"{text}; nothing is promised for each class: {which} had fewer than {FEW_OF_A_CLASS} unseen samples"
 
 
 def too_few_unseen() -> UserError:

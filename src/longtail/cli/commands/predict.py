@@ -138,7 +138,7 @@ class _Change:
         before, target_prior = predicted.probabilities, self.target_prior
         if self.coverage is not None:
             predicted = replace(predicted, sets=self.deployment.sets(before, self.coverage))
-            lines.append(self.deployment.require_sets().promise)
+            lines.append(self.deployment.require_sets().promise(self.coverage))
         if target_prior == ESTIMATE:
             estimate = self.deployment.prior_estimator().estimate(before)
             lines += estimate_lines(estimate, predicted.class_names)
