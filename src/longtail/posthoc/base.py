@@ -22,6 +22,7 @@ from longtail.files.tensors import as_array, single_at_least, writable
 from longtail.heads.layers import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
+from longtail.posthoc.deployment import DeploymentMixin
 from longtail.posthoc.held_out import require_unseen
 from longtail.posthoc.inputs import FitData, as_fit_data
 from longtail.posthoc.result_check import check_fit_result
@@ -30,7 +31,7 @@ from longtail.posthoc.solver import FitResult
 Method = TypeVar("Method", bound="PostHoc")
 
 
-class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """A calibration of a trained classifier's logits.
 
     Fitted attributes: `classes_`, `n_features_in_` (K), `feature_names_in_` (names of columns, if given), `result_`.
@@ -112,7 +113,13 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         return self.fit_checked(data, held_out)
 
     def fit_checked(self, data: FitData, validation: FitData | None, *, judge: bool = True) -> Self:
-        """Fit on checked input; the processes of `data.world` share the work. A result that does harm is warned of."""
+        """Fit on checked input; the processes of `data.world` share the work.
+
+        Args:
+            data: of the fit.
+            validation: held-out samples.
+            judge: whether to warn of a result that does harm, and to try the method on the held-out samples.
+        """
         if validation is not None and validation.num_classes != data.num_classes:
             raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
         self.classes_, self.n_features_in_ = data.classes, data.num_classes
@@ -123,6 +130,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         self._require_finite()
         if judge:
             check_fit_result(self, data)
+            self._try_on_unseen(data, validation)
         return self
 
     def _require_finite(self) -> None:
@@ -152,7 +160,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     def refitted(self, data: FitData, validation: FitData) -> PostHoc:
         """The method fitted for other held-out samples; by default anew, if its fit uses them."""
-        return unfitted(self).fit_checked(data, validation) if self.needs_validation else self
+        return unfitted(self).fit_checked(data, validation, judge=False) if self.needs_validation else self
 
     def notes(self) -> list[str]:
         """Sentences about the fit that a user should read."""

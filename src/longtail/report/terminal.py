@@ -79,13 +79,19 @@ def prediction_table(predicted: Predicted, top: int, width: int = 80) -> Table:
     more = [f"{len(predicted) - SHOWN_IMAGES:,} more images"] if len(predicted) > SHOWN_IMAGES else []
     more += [f"{len(best[0]) - classes} more classes"] if len(best[0]) > classes else []
     caption = f"and {' and '.join(more)}: --out FILE.csv writes all" if more else None
+    sets = predicted.set_names()
+    if sets:  # after the most probable class, the classes of the set as far as they fit
+        classes, path_width = 1, PATH_WIDTH
     table = Table(title=f"{len(predicted):,} images", caption=caption, box=None, padding=(0, 1, 0, 0))
     table.add_column("image", no_wrap=True, max_width=path_width)
     for rank in range(1, classes + 1):
         table.add_column(f"class {rank}" if rank > 1 else "class", no_wrap=True, max_width=name_width)
         table.add_column("%", justify="right", no_wrap=True)
-    for source, row in images:
-        cells = (cell for name, value in row[:classes] for cell in (escape(name), percent(value)))
+    if sets:
+        table.add_column("set", no_wrap=True, overflow="ellipsis")
+    for index, (source, row) in enumerate(images):
+        cells = [cell for name, value in row[:classes] for cell in (escape(name), percent(value))]
+        cells += [escape(f"{len(sets[index])}: {', '.join(sets[index])}")] if sets else []
         table.add_row(escape(shortened(source, path_width)), *cells)
     return table
 

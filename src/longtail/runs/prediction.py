@@ -40,12 +40,14 @@ class Predicted:
         class_names: K names.
         probabilities: (N, K), rows sum to 1.
         left_out: paths of images that could not be read.
+        sets: (N, K) of bool, which classes belong to the prediction set of each image; None without one.
     """
 
     sources: list[str]
     class_names: list[str]
     probabilities: np.ndarray
     left_out: tuple[str, ...] = ()
+    sets: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -61,6 +63,12 @@ class Predicted:
     def names(self) -> list[str]:
         """The most probable class of each image."""
         return [self.class_names[label] for label in self.probabilities.argmax(1)]
+
+    def set_names(self) -> list[list[str]]:
+        """The classes of each prediction set, the most probable first; no lists without sets."""
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")
+        pairs = zip(order, () if self.sets is None else self.sets, strict=self.sets is not None)
+        return [[self.class_names[label] for label in labels if chosen[label]] for labels, chosen in pairs]
 
     def top(self, count: int) -> list[list[tuple[str, float]]]:
         """For each image the `count` most probable classes, (name, probability), best first."""

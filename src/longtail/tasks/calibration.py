@@ -25,6 +25,8 @@ from longtail.metrics.intervals import Fallen, fallen_classes
 from longtail.metrics.scores import Metrics, predictions_of, score_predictions
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.conformal import SetScores
+from longtail.posthoc.prior_estimate import PriorCheck
 from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.solver.linear import LinearHead
 from longtail.runs.record import CALIBRATION_FILE, RUN_FILES, RUN_FOLDERS
@@ -212,7 +214,10 @@ def _numbers(method: PostHoc) -> dict[str, Any]:
     fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
     numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
     inner = method.wrapped
-    return numbers if inner is None else {**numbers, "method_": {**_plain(inner), **_numbers(inner)}}
+    if inner is None:
+        return numbers
+    own = {key: value for key, value in _numbers(inner).items() if key not in ("set_scores_", "prior_check_")}
+    return {**numbers, "method_": {**_plain(inner), **own}}
 
 
 def _plain(value: Any) -> Any:
@@ -223,6 +228,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, PostHoc):
         return {"class": type(value).__name__, **_plain(value.get_params(deep=False))}
+    if isinstance(value, PriorCheck | SetScores):
+        return asdict(value)
     if isinstance(value, LinearHead):
         return f"linear head of shape {value.weight.shape}, folded into the weights"
     return value.item() if isinstance(value, np.generic) else value
