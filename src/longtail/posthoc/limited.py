@@ -90,7 +90,7 @@ class Limited(PostHoc):
         self.best = best
 
     def check_settings(self) -> None:
-        if not isinstance(self.method, PostHoc) or self.method.adds or self.method.fitted_on_unseen:
+        if not isinstance(self.method, PostHoc) or self.method.adds == self.adds or self.method.fitted_on_unseen:
             raise UserError("a strength belongs to a method that changes decisions, such as MARC or HALO")
         if self.strength != "auto":
             number("strength", self.strength, at_least=0, at_most=1)

@@ -233,6 +233,7 @@ class DiagnosisFile:
     split: str
     recommendation: str
     tried: list[TriedRecord]
+    samples: int = 0
 
 
 def write_diagnosis(run: Run, diagnosis: Diagnosis) -> Path:
