@@ -10,9 +10,11 @@ import pytest
 
 from longtail import Outputs
 from longtail.cli.main import main
+from longtail.metrics.intervals import Interval
 from longtail.metrics.table import SCORES
 from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import verdict
+from longtail.tasks.diagnose import DiagnosisFile, TriedRecord
 
 from .conftest import summary_of
 
@@ -123,6 +125,23 @@ def test_a_part_is_drawn_when_it_is_opened(visit, page_path):
     page.wait_for_selector("#changes .main-svg")
     width = page.evaluate("document.querySelector('#changes .main-svg').getBoundingClientRect().width")
     assert width == page.locator("#changes").evaluate("chart => chart.clientWidth") > 1000
+
+
+def test_what_diagnose_recommends_instead_is_on_the_first_screen(real_summary, tmp_path):
+    tried = [TriedRecord("marc", -0.5, Interval(0.08, 0.06, 0.1), 0.8), TriedRecord("halo", -0.4, GAIN, 0.85)]
+    diagnosis = DiagnosisFile("model", "validation", "Calibrate with HALO.", tried, 5000, "halo")
+
+    def text(found):
+        return write_page(real_summary, replace(CONTEXT, diagnosis=found), tmp_path / "index.html").read_text()
+
+    assert "longtail diagnose recommends HALO instead: +9.0 [+7.0, +11.0] points" in text(diagnosis)
+    # Not if that is the method which the report is about, and not without a significant gain.
+    unsure = replace(tried[1], gain=Interval(0.09, -0.07, 0.25))
+    for other in (replace(diagnosis, method="marc"), replace(diagnosis, tried=[tried[0], unsure])):
+        assert 'id="instead"' not in text(other)
+
+
+GAIN = Interval(0.09, 0.07, 0.11)
 
 
 def test_the_page_is_one_file_without_network(page_path):

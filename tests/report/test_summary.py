@@ -86,7 +86,7 @@ BEFORE = [0.9, 0.8, 0.7, 0.5, 0.1, 0.0]
         ),
         (
             [0.9, 0.8, 0.71, 0.5, 0.1, 0.0],
-            "No clear gain with cRT on 600 test images: few-shot classes +0.0, balanced accuracy +0.2 [-0.2, +0.5] "
+            "No clear gain with cRT on 600 test images: balanced accuracy +0.2 [-0.2, +0.5] "
             "points; costs no top-1. Keep the model unchanged, or measure on more images.",
         ),
         (

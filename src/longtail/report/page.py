@@ -63,6 +63,7 @@ def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str
         title=context.title,
         verdict=numbers["verdict"],
         about=_about(summary, context),
+        instead=_instead(summary, context.diagnosis),
         imbalance=_imbalance(summary),
         diagnosis=context.diagnosis,
         advice=_advice(summary),
@@ -89,6 +90,18 @@ def _about(summary: Summary, context: Context) -> str:
     """Which images the scores are of."""
     images = f"{len(summary.labels):,} {summary.split} images, which the network was not trained on."
     return " ".join(filter(None, (f"Measured on {images}", context.caution)))
+
+
+def _instead(summary: Summary, diagnosis: DiagnosisFile | None) -> str:
+    """What `diagnose` recommends, if it is another method and its gain is significant; otherwise empty."""
+    tried = {one.method: one for one in diagnosis.tried} if diagnosis else {}
+    best = tried.get(diagnosis.method) if diagnosis else None
+    if best is None or best.method == summary.methods[summary.after.title] or (best.gain.low or 0) <= 0:
+        return ""
+    return (
+        f"longtail diagnose recommends {candidate_title(best.method)} instead: {show_difference(best.gain)} points of "
+        f"balanced accuracy expected (--method {best.method})."
+    )
 
 
 def _imbalance(summary: Summary) -> str:

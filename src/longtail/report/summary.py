@@ -189,7 +189,8 @@ def verdict(summary: Summary) -> str:
         return f"{title} makes the model worse: {gained} points; {costs}{falls}. Keep the model unchanged."
     if (summary.gain.low or 0) <= 0:
         advice = "Keep the model unchanged, or measure on more images."
-        gained += f" [{100 * (summary.gain.low or 0):+.1f}, {100 * (summary.gain.high or 0):+.1f}]"
+        interval = f"[{100 * (summary.gain.low or 0):+.1f}, {100 * (summary.gain.high or 0):+.1f}]"
+        gained = f"balanced accuracy {change('balanced'):+.1f} {interval}"
         return f"No clear gain with {title} on {images}: {gained} points; {costs}{falls}. {advice}"
     advice = "Use it if all classes matter equally." if (price.high or 0) < 0 or falls else "Use it."
     if collapsed:

@@ -234,6 +234,8 @@ class DiagnosisFile:
     recommendation: str
     tried: list[TriedRecord]
     samples: int = 0
+    method: str = "softmax"
+    """The method that it recommends."""
 
 
 def write_diagnosis(run: Run, diagnosis: Diagnosis) -> Path:
