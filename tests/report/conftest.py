@@ -8,7 +8,7 @@ import pytest
 from longtail import HALO, MARC, Outputs
 from longtail.posthoc import CRT, LWS, DisAlign
 from longtail.posthoc.base import PostHoc
-from longtail.report.build import usual_marc
+from longtail.report.build import fitted_here
 from longtail.report.summary import Calibrated, Summary, summarise
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -31,7 +31,7 @@ def real_outputs(cifar_features):
 
 def summary_of(train: Outputs, test: Outputs, validation: Outputs | None = None, **others: PostHoc) -> Summary:
     """A summary about MARC, with other methods beside it."""
-    calibrated = [usual_marc(train, test, validation)]
+    calibrated = [fitted_here("marc", MARC(), train, test, validation)]
     for name, method in others.items():
         logits = np.asarray(method.fit(train, validation=validation).transform(test))
         calibrated.append(Calibrated(name, logits, method.n_parameters_, method=name.lower()))

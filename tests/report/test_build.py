@@ -7,6 +7,7 @@ import pytest
 
 from longtail import HALO, MARC, Run
 from longtail.cli.main import main
+from longtail.methods import candidate_title
 from longtail.posthoc import LWS
 from longtail.posthoc.base import PostHoc
 from longtail.report import build
@@ -57,14 +58,15 @@ def test_calibrations_and_diagnosis_are_read_not_fitted(digits_copy, tmp_path, c
     [
         (["--method", "halo", "--strength", "0.6"], "HALO at strength 0.6"),
         (["--method", "marc", "--options", "gamma", "0.5", "--then", "temperature"], "MARC + temperature"),
-        (["--method", "auto"], "HALO, chosen by Auto"),
+        (["--method", "auto"], "{choice}, chosen by Auto"),
     ],
 )
 def test_the_slider_starts_at_the_calibration_and_its_commands_make_its_points(digits_copy, tmp_path, words, title):
     assert main(["calibrate", str(digits_copy), *words, "--out", str(digits_copy / "mine")]) == 0
     _, summary = report_run([Run.open(digits_copy)], tmp_path / "report")
     numbers = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert summary.after.title == title
+    choice = json.loads((digits_copy / "mine" / "calibration.json").read_text()).get("choice_", "")
+    assert summary.after.title == title.format(choice=candidate_title(choice))
     points = {point["strength"]: point["scores"] for point in numbers["points"]}
     assert points[numbers["strength"]] == numbers["states"][1]["scores"]
     assert points[0] == numbers["states"][0]["scores"]
@@ -78,17 +80,17 @@ def test_the_slider_starts_at_the_calibration_and_its_commands_make_its_points(d
 
 
 def test_a_calibration_is_shown_once(digits_copy, tmp_path):
-    for method in ("halo", "auto"):  # which chooses HALO
-        assert main(["calibrate", str(digits_copy), "--method", method]) == 0
+    for folder in ("first", "second"):
+        assert main(["calibrate", str(digits_copy), "--method", "marc", "--out", str(digits_copy / folder)]) == 0
     _, summary = report_run([Run.open(digits_copy)], tmp_path / "report")
-    assert [summary.after.title, *summary.others] == ["HALO, chosen by Auto"]
+    assert [summary.after.title, *summary.others] == ["MARC"]
 
 
-def test_without_a_calibration_marc_is_fitted_and_that_is_printed(digits_copy, tmp_path, capsys):
+def test_without_a_calibration_the_usual_method_is_fitted_and_that_is_printed(digits_copy, tmp_path, capsys):
     assert main(["report", str(digits_copy), "--out", str(tmp_path / "report")]) == 0
     printed = " ".join(capsys.readouterr().err.split())
-    assert "about MARC, fitted for this report on" in printed
+    assert "about HALO, fitted for this report on" in printed
     assert f"not diagnosed yet: longtail diagnose {digits_copy}" in printed
     numbers = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert [state["title"] for state in numbers["states"]] == ["before", "MARC"]
+    assert [state["title"] for state in numbers["states"]] == ["before", "HALO"]
     assert numbers["states"][1]["scores"] == numbers["points"][-1]["scores"]

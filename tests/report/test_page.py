@@ -404,7 +404,7 @@ def test_command_on_a_run_and_its_checkpoints(capsys, visit, digits_copy, tmp_pa
     assert page.locator("#worst img").count() > 4
     assert page.locator("h1").inner_text() == "digits-LT 30: 10 classes, network digits"
     # The command gives the scores of the point: it is fitted on the same images.
-    assert page.locator("#command").inner_text().endswith("--method marc --images-per-class all")
+    assert page.locator("#command").inner_text().endswith("--method halo --images-per-class all")
     rows = page.locator("#checkpoints tr").all_inner_texts()
     assert len(rows) == 3
     assert rows[1].split("\t")[1:] == rows[2].split("\t")[1:]  # the same model twice

@@ -1,7 +1,7 @@
 """The command `report`: open a run, gather its outputs and calibrations, summarise them, write page and figures.
 
-A report shows what `calibrate` and `diagnose` have written to the folder of the run. Nothing is fitted, except MARC
-for a run without a calibration.
+A report shows what `calibrate` and `diagnose` have written to the folder of the run. Nothing is fitted,
+except the usual method for a run without a calibration.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from longtail.files.atomic import replacing_folder, require_own, write_json
 from longtail.files.progress import QUIET, Display
 from longtail.files.text import command_on
 from longtail.heads.kinds import saved_head
-from longtail.methods import POSTHOC_METHODS, candidate_title
+from longtail.methods import POSTHOC_METHODS, build_posthoc, candidate_title, default_posthoc
 from longtail.metrics.scores import Metrics
 from longtail.outputs.readers import read_held_out, read_outputs
 from longtail.outputs.record import Outputs
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.inputs import fit_outputs
 from longtail.posthoc.marc import MARC
 from longtail.report.figures import write_figures
 from longtail.report.page import Context, page_data, write_page
@@ -45,7 +47,7 @@ def report_run(
     """Report on the first run and its calibrations; further runs show the effect of the stage-one data.
 
     A calibrated run is compared with the run that was calibrated. For a trained run, the newest calibration in its
-    folder is shown, the others beside it; if there is none, MARC at its usual gamma.
+    folder is shown, the others beside it; if there is none, the usual method is fitted.
     """
     require_own(out, OWN_FILES, "a report")  # checked before minutes of work
     first, *rest = runs
@@ -58,9 +60,11 @@ def report_run(
     validation = run.outputs("validation") if "validation" in run.split_sizes else None
     calibrated = stored_calibrations(first, run, held_out, validation, root)
     if not calibrated:
-        command = command_on("calibrate", run.folder, root, "--method", "marc", "--images-per-class", "all")
-        display.line("not calibrated yet: fitting MARC for this report")
-        calibrated = [usual_marc(run.outputs("train", views=1), held_out, validation, command)]
+        name, why = default_posthoc(run.split_sizes.get("validation", 0))
+        command = command_on("calibrate", run.folder, root, "--method", name, "--images-per-class", "all")
+        display.line(f"not calibrated yet: fitting {POSTHOC_METHODS[name].title} for this report ({why})")
+        method, train = build_posthoc_for(run, name, {}), run.outputs("train", views=1)
+        calibrated = [fitted_here(name, method, train, held_out, validation, command)]
     diagnosis = read_diagnosis(run)
     shown = calibrated[0]
     display.line(f"about {shown.origin}")
@@ -99,18 +103,19 @@ def report_files(
     *,
     label_column: str | None = None,
 ) -> tuple[Path, Summary]:
-    """Report on saved logits: MARC, fitted on the training logits."""
+    """Report on saved logits, with the usual method fitted on them."""
     require_own(out, OWN_FILES, "a report")
     train = read_outputs(source, label_column=label_column)
     held_out = read_held_out(test, "test", train, label_column)
     chosen_on = read_held_out(validation, "validation", train, label_column) if validation else None
-    display.line(f"fitting MARC on {len(train):,} {train.split} images")
+    name, why = default_posthoc(0 if chosen_on is None else len(chosen_on))
+    display.line(f"fitting {POSTHOC_METHODS[name].title} on {len(train):,} {train.split} images ({why})")
     files = [*(["--validation", str(validation)] if validation else []), "--test", str(test), "--out", "calibrated"]
     command = command_on("calibrate", source, None, *files)
-    marc = usual_marc(train, held_out, chosen_on, command)
-    facts = {"training logits": str(source), "test logits": str(test), "calibration": marc.origin}
+    calibrated = fitted_here(name, build_posthoc(name, {}), train, held_out, chosen_on, command)
+    facts = {"training logits": str(source), "test logits": str(test), "calibration": calibrated.origin}
     context = Context(f"{source.name}: {train.num_classes:,} classes", command, facts)
-    summary = summarise(held_out, chosen_on, [marc])
+    summary = summarise(held_out, chosen_on, [calibrated])
     return write_report(summary, context, out, display), summary
 
 
@@ -126,14 +131,22 @@ def write_report(summary: Summary, context: Context, out: Path, display: Display
     return out / PAGE_FILE
 
 
-def usual_marc(train: Outputs, held_out: Outputs, validation: Outputs | None = None, command: str = "") -> Calibrated:
-    """MARC at its default gamma, for a model without a calibration."""
-    marc = MARC().fit(train)
-    origin = f"MARC, fitted for this report on {len(train):,} {train.split} images ({_views(train.views)})"
-    logits = [None if outputs is None else np.asarray(marc.transform(outputs)) for outputs in (held_out, validation)]
-    assert logits[0] is not None
-    more = {"method": "marc", "validation": logits[1], "command": command}
-    return Calibrated("MARC", logits[0], marc.n_parameters_, origin, **more)  # type: ignore[arg-type]
+def fitted_here(
+    name: str, method: PostHoc, train: Outputs, held_out: Outputs, validation: Outputs | None = None, command: str = ""
+) -> Calibrated:
+    """A method fitted for the report, for a model without a calibration."""
+    fit_outputs(method, train, validation)
+    title, seen = POSTHOC_METHODS[name].title, f"{len(train):,} {train.split} images ({_views(train.views)})"
+    return Calibrated(
+        title,
+        np.asarray(method.transform(held_out)),
+        getattr(method, "n_parameters_", None),
+        origin=f"{title}, fitted for this report on {seen}",
+        caution=USED if method.needs_validation and held_out.split == "validation" else "",
+        method=name,
+        validation=None if validation is None else np.asarray(method.transform(validation)),
+        command=command,
+    )
 
 
 def stored_calibrations(

@@ -259,9 +259,7 @@ def _warnings(options: Calibrate, title: str, score: Comparison) -> list[str]:
     if score.fallen:
         lines.append(f"{score.split}: recognised less often than before: {fallen_text(score.fallen)}")
     if score.collapsed:
-        name = shlex.quote(score.collapsed[0].name)
-        lines.append(
-            f"{score.split}: large classes are hardly recognised any more: {fallen_text(score.collapsed, most=3)}; "
-            f"--keep {name} or --most-loss 3 applies {title} only as far as that allows"
-        )
+        hint = f"; --keep {shlex.quote(score.collapsed[0].name)} or --most-loss 3 applies {title} only in part"
+        lost = f"{score.split}: large classes are hardly recognised any more: {fallen_text(score.collapsed, most=3)}"
+        lines.append(lost if options.keep or options.most_loss is not None else lost + hint)
     return lines

@@ -13,11 +13,11 @@ from longtail.errors import UserError
 
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
 
-For a run folder: mean logits and margins per class before and after its newest calibration, class-wise accuracy,
-confusion matrices, F1, reliability, the classes that gain and lose most, the most frequent confusions with images,
-every other calibration in the folder beside it, the recommendation of `longtail diagnose`, and a slider over operating
-points with the command that applies the chosen one. Only the operating points of MARC are fitted; calibrate and
-diagnose the run first to see more. Further runs on the same classes show the effect of the stage-one data.
+The page opens with what the newest calibration made better, what it costs and whether to use it. Folded below: the
+classes that gain and lose, a slider over the strength of the calibration with the command that applies it, the other
+calibrations in the folder and what `longtail diagnose` tried, confusions with images, confidence, every class, logits
+and margins. Nothing is fitted if the run is calibrated. Further runs on the same classes show the effect of the
+stage-one data.
 
 For saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
 
