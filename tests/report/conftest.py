@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -42,3 +44,15 @@ def summary_of(train: Outputs, test: Outputs, validation: Outputs | None = None,
 def real_summary(real_outputs):
     train, validation, test = real_outputs
     return summary_of(train, test, validation, DisAlign=DisAlign(max_iter=200), cRT=CRT(), LWS=LWS(), HALO=HALO())
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()

@@ -21,18 +21,6 @@ from .conftest import summary_of
 MOST = 6_000_000
 
 
-@pytest.fixture(scope="session")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
-
-
 def unfold(page):
     """Open every part of the page."""
     page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
