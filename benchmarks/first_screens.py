@@ -118,8 +118,8 @@ def main() -> None:
             "else is folded below in the order of a reader's questions: which classes pay, whether one can pay less,",
             "whether another method is better, what is confused, whether to trust the confidence, every class, why.",
             "",
-            f"The folder holds {CLASSES} of CIFAR-100's classes with {LARGEST} down to {SMALLEST} training images (WebP of",
-            "quality 95), and test images as imbalanced as those. Its network is trained for a few minutes only.",
+            f"The folder holds {CLASSES} of CIFAR-100's classes with {LARGEST} down to {SMALLEST} training images",
+            "(WebP, quality 95), and test images as imbalanced as those. Its network is trained for minutes only.",
             "",
         ]
         for (name, title), command in trained.items():
