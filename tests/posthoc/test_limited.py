@@ -10,7 +10,7 @@ from longtail.cli.main import main
 from longtail.errors import UserError
 from longtail.metrics.intervals import class_differences
 from longtail.metrics.scores import evaluate
-from longtail.posthoc import Auto, Limited, LogitAdjustment, TemperatureScaling, Tempered
+from longtail.posthoc import Limited, LogitAdjustment, TemperatureScaling, Tempered
 
 COUNTS = np.array([900, 300, 90, 30])
 NAMES = ("ant", "bee", "cat", "dog")
@@ -83,7 +83,7 @@ def test_macro_f1_is_the_best_of_all_strengths():
     assert "Macro F1" in limited.notes()[-1]
 
 
-@pytest.mark.parametrize("method", [MARC(), HALO(), Auto(), Tempered(MARC())])
+@pytest.mark.parametrize("method", [MARC(), HALO(), Tempered(MARC())])
 def test_it_folds_into_the_head(method):
     limited = Limited(method, strength=0.4).fit(TRAIN, validation=HELD_OUT)
     head = nn.Linear(6, 4)

@@ -7,7 +7,6 @@ import pytest
 
 from longtail import HALO, MARC, Run
 from longtail.cli.main import main
-from longtail.methods import candidate_title
 from longtail.posthoc import LWS
 from longtail.posthoc.base import PostHoc
 from longtail.report import build
@@ -58,15 +57,13 @@ def test_calibrations_and_diagnosis_are_read_not_fitted(digits_copy, tmp_path, c
     [
         (["--method", "halo", "--strength", "0.6"], "HALO at strength 0.6"),
         (["--method", "marc", "--options", "gamma", "0.5", "--then", "temperature"], "MARC + temperature"),
-        (["--method", "auto"], "{choice}, chosen by Auto"),
     ],
 )
 def test_the_slider_starts_at_the_calibration_and_its_commands_make_its_points(digits_copy, tmp_path, words, title):
     assert main(["calibrate", str(digits_copy), *words, "--out", str(digits_copy / "mine")]) == 0
     _, summary = report_run([Run.open(digits_copy)], tmp_path / "report")
     numbers = json.loads((tmp_path / "report" / "report.json").read_text())
-    choice = json.loads((digits_copy / "mine" / "calibration.json").read_text()).get("choice_", "")
-    assert summary.after.title == title.format(choice=candidate_title(choice))
+    assert summary.after.title == title
     points = {point["strength"]: point["scores"] for point in numbers["points"]}
     assert points[numbers["strength"]] == numbers["states"][1]["scores"]
     assert points[0] == numbers["states"][0]["scores"]

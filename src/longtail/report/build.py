@@ -22,7 +22,7 @@ from longtail.files.atomic import replacing_folder, require_own, write_json
 from longtail.files.progress import QUIET, Display
 from longtail.files.text import command_on
 from longtail.heads.kinds import saved_head
-from longtail.methods import POSTHOC_METHODS, build_posthoc, candidate_title, default_posthoc
+from longtail.methods import POSTHOC_METHODS, build_posthoc, default_posthoc
 from longtail.metrics.scores import Metrics
 from longtail.outputs.readers import read_held_out, read_outputs
 from longtail.outputs.record import Outputs
@@ -34,7 +34,7 @@ from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import Calibrated, Summary, scores, summarise, verdict
 from longtail.runs.folder import Run, build_posthoc_for
 from longtail.tasks.calibrate_run import calibrations_of
-from longtail.tasks.calibration import CalibrationFile, fitted_value, read_calibration
+from longtail.tasks.calibration import CalibrationFile, read_calibration
 from longtail.tasks.diagnose import read_diagnosis
 
 OWN_FILES = PAGE_FILE, NUMBERS_FILE, FIGURES = "index.html", "report.json", "figures"
@@ -171,7 +171,7 @@ def read_stored(
 ) -> Calibrated:
     """The calibration in a folder: its head, applied to the held-out features."""
     own = Run.open(folder)
-    described, numbers = read_calibration(folder, model=own.model_identity)
+    described, _ = read_calibration(folder, model=own.model_identity)
     head = saved_head(own.model())
 
     def logits(outputs: Outputs) -> np.ndarray:
@@ -180,10 +180,7 @@ def read_stored(
 
     chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
     where, settings = described.fitted_on, f" ({chosen})" if chosen else ""
-    choice = fitted_value(numbers, "choice_")
     title = described.title
-    if choice:
-        title = f"{title.replace('Auto', candidate_title(str(choice)), 1)}, chosen by Auto"
     strength = described.chosen.get("strength", 1.0)
     if "strength" in described.chosen:
         title = f"{title.replace(' + limit', '')} at strength {strength:g}"
@@ -194,7 +191,7 @@ def read_stored(
         described.parameters,
         origin=f"{title}{settings} in {folder}, fitted on {where.in_words()} ({_views(where.views)})",
         caution=USED if used else "",
-        method=str(choice or described.method),
+        method=described.method,
         strength=strength,
         validation=None if validation is None else logits(validation),
         command=command_of(run, folder, described, root),
