@@ -84,6 +84,7 @@ DEFAULTS = {
     "batch_size=512, lr=0.05, schedule='paper', divide_by='batch', seed=0",
     "DisAlign": "gamma=1.2, form='paper', max_iter=2000, batch_size=512, lr=0.1, weight_decay=0.0005, "
     "divide_by='batch', seed=0",
+    "Limited": "strength='auto', most_loss=None, keep=(), best=None",
     "LogitAdjustment": "tau=1.0",
     "MatrixScaling": "off_diagonal=0.1, intercept=0.1, tolerance=1e-05, max_iter=500",
     "MultiLabelCalibration": "target_prevalence='train', ridge=1.0, max_iter=200",

@@ -4,6 +4,7 @@ from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
 from longtail.posthoc.halo import HALO
+from longtail.posthoc.limited import Limited
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.lws import LWS
 from longtail.posthoc.marc import MARC
@@ -24,6 +25,7 @@ __all__ = [
     "AffinePostHoc",
     "DisAlign",
     "FitResult",
+    "Limited",
     "LogitAdjustment",
     "MatrixScaling",
     "MultiLabelCalibration",

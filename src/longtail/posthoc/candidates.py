@@ -107,7 +107,7 @@ def try_candidates(train: FitData | None, held_out: FitData | None, target_prior
         method.fit_checked(data, held_out, judge=False)
         # The unchanged model is not moved to the target prior; it only drops classes of weight 0.
         shift = np.where(np.isneginf(target), target, 0.0) if name == "softmax" else target
-        scores = _unseen_scores(method, train, held_out, folds)
+        scores = unseen_scores(method, train, held_out, folds)
         hits = (shifted(scores, shift).argmax(1) == held_out.labels).numpy()
         likelihood = _likelihood(scores, shift, held_out, weights, folds)
         candidates.append(Candidate(name, method, shift, likelihood, hits))
@@ -157,7 +157,7 @@ def stratified(labels: np.ndarray, number: int, seed: int) -> np.ndarray:
     return fold
 
 
-def _unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
+def unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
     """Calibrated logits (M, K) of held-out samples, each by a fit that has not seen it."""
     uses_held_out = method.learns_from_seen if train is None else method.needs_validation
     if not uses_held_out:

@@ -21,7 +21,7 @@ from longtail.errors import UserError
 from longtail.files.atomic import require_own, write_json
 from longtail.files.records import FORMAT, as_record, format_of, read_json
 from longtail.methods import PostHocMethod
-from longtail.metrics.intervals import Fallen, fallen_classes
+from longtail.metrics.intervals import Fallen, collapsed_classes, fallen_classes
 from longtail.metrics.scores import Metrics, predictions_of, score_predictions
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
@@ -97,6 +97,7 @@ class Comparison:
 
     `used`: the method was fitted or chosen on these samples, so the scores after are higher than on new samples.
     `missing`: the classes without a sample; the scores are over the others.
+    `collapsed`: of the fallen classes, large ones that are hardly recognised any more.
     """
 
     split: str
@@ -105,6 +106,7 @@ class Comparison:
     fallen: list[Fallen]
     used: bool = False
     missing: list[str] = field(default_factory=list)
+    collapsed: list[Fallen] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         scores = {"before": self.before.to_dict(), "after": self.after.to_dict()}
@@ -121,7 +123,8 @@ def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | 
     fallen = fallen_classes(before.classes == labels, after.classes == labels, labels, outputs.names)
     old, new = (score_predictions(predictions, labels, counts) for predictions in (before, after))
     used = method is not None and method.needs_validation and outputs.split == "validation"
-    return Comparison(outputs.split, old, new, fallen, used, outputs.missing_classes)
+    collapsed = collapsed_classes(fallen, outputs.names, counts)
+    return Comparison(outputs.split, old, new, fallen, used, outputs.missing_classes, collapsed)
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:

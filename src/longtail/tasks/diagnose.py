@@ -233,6 +233,9 @@ class DiagnosisFile:
     split: str
     recommendation: str
     tried: list[TriedRecord]
+    samples: int = 0
+    method: str = "softmax"
+    """The method that it recommends."""
 
 
 def write_diagnosis(run: Run, diagnosis: Diagnosis) -> Path:

@@ -14,7 +14,7 @@ Hugging Face with random weights with AdamW, and a ResNet from scratch with SGD.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ FINE_TUNING: dict[str, dict[str, float]] = {
 }
 FROM_SCRATCH: dict[str, float] = {"lr": 1e-3, "weight_decay": 0.05}  # a network of timm or Hugging Face, with AdamW
 SGD_LR = 0.01  # for a pretrained network
+FEWEST_EPOCHS = 1 / 3  # of the usual number: with fewer, a smaller network is trained better
+STEPS_SHARE = 0.85  # of the time for training; evaluations take the rest
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 
@@ -141,6 +143,54 @@ def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any)
     chosen["warmup"] = -(-images // chosen["batch_size"])  # one epoch
     base = TrainConfig(**{**vars(where), **chosen})
     return Found(splits, suited(from_dict(settings, base), settings), side, grey)
+
+
+def smaller(found: Found, config: TrainConfig, free: Collection[str]) -> Iterator[TrainConfig]:
+    """The configuration, then smaller networks and images, as far as these settings are `free` to change."""
+    yield config
+    side = config.image_size or found.side
+    for _, size, networks in reversed(SIZES):
+        if (
+            size > side
+            or (size < side and ("image_size" not in free or config.image_size is None))
+            or size < 32 <= side
+        ):
+            continue
+        names = [name for _, name in reversed(networks)] if "backbone" in free else [config.backbone]
+        if size == side and config.backbone in names:
+            names = names[names.index(config.backbone) + 1 :]
+        augment = _augment(size, grey=found.grey) if "augment" in free else config.augment
+        for name in names:
+            yield replace(config, backbone=name, augment=augment, image_size=config.image_size and size)
+
+
+def for_minutes(
+    found: Found,
+    config: TrainConfig,
+    minutes: float,
+    seconds_of: Callable[[TrainConfig], float],
+    free: Collection[str] = ("backbone", "image_size", "augment", "epochs"),
+) -> TrainConfig:
+    """The largest network and images that train long enough in so many minutes, and for how many epochs.
+
+    Long enough is a third of the usual epochs. If nothing is, the smallest network is trained for the epochs that fit.
+
+    Args:
+        found: the images.
+        config: the usual settings.
+        minutes: how long training may take.
+        seconds_of: measures how long the steps of a configuration take on this machine.
+        free: settings that may be changed.
+    """
+    if config.epochs is None:
+        raise UserError("a length in minutes does not go with --iterations; give only one of them")
+    chosen, epochs = config, config.epochs
+    for chosen in smaller(found, config, free):
+        fitting = 60 * minutes * STEPS_SHARE / max(seconds_of(chosen) / config.epochs, 1e-9)
+        epochs = min(config.epochs, max(float(int(fitting)), 1.0)) if "epochs" in free else config.epochs
+        if fitting >= config.epochs * (FEWEST_EPOCHS if "epochs" in free else 1):
+            break
+    return replace(chosen, epochs=epochs, evaluate_every=max(round(epochs / EVALUATIONS), 1))
 
 
 def _looks(images: Images) -> tuple[int, bool]:

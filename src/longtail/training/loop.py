@@ -64,6 +64,8 @@ class StopRequest:
 
 
 LARGE_FOR_ADAMW = 0.02  # learning rate
+LONG = 1800.0  # seconds of training, above which a shorter one is offered
+OWN_IMAGES = ("folder", "csv", "parquet", "lists")  # data without a recipe
 NOTE_EVERY = 20  # steps between readings of the loss, because each reading waits for the device
 
 
@@ -116,7 +118,9 @@ class Trainer:
         self.display.line(described(self.state.model, self.config))
         steps = f"{self.plan.steps - self.state.step:,} steps of {self.config.batch_size} images"
         work = f"features of {len(self.splits.train):,} images" if self.config.train == "head" else steps
-        self.display.line(f"{work}: about {clock(seconds)} here")
+        long = seconds > LONG and self.config.data in OWN_IMAGES
+        hint = "; --minutes 10 instead chooses network, image size and epochs that fit into 10 minutes" if long else ""
+        self.display.line(f"{work}: about {clock(seconds)} here{hint}")
 
     def run(self) -> Metrics | None:
         """Train to the end; returns the last validation metrics, None without a validation split."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -41,6 +42,7 @@ Examples:
   longtail calibrate runs/c10 --method marc --options gamma auto
   longtail calibrate runs/c10 --method halo --target-prior prior.csv
   longtail calibrate runs/c10 --method marc --then temperature
+  longtail calibrate runs/c10 --most-loss 3 --keep cat
   longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
   longtail calibrate train.npz --test test.npz --out calibrated
 """
@@ -89,6 +91,15 @@ class Calibrate(Output):
     lines class,weight."""
     then: Literal["temperature"] | None = None
     """Second step after the method: one temperature that corrects the confidence, fitted on held-out images."""
+    most_loss: float | None = None
+    """Points of top-1 at the training prior that may be lost at most: the method is applied only as far as held-out
+    images allow it."""
+    keep: tuple[str, ...] = ()
+    """Classes that may not be recognised less often than before, by more than their confidence interval."""
+    best: Literal["balanced", "macro_f1"] | None = None
+    """Choose the strength of the method by this score on held-out images."""
+    strength: float | None = None
+    """Apply the method at this strength, from 0 (the unchanged model) to 1."""
     out: Path | None = None
     """Folder of the result (default: RUN/METHOD; required for a file)."""
     overwrite: bool = False
@@ -101,7 +112,7 @@ class Calibrate(Output):
     ) -> tuple[str, PostHoc, str]:
         """Name and method, with its settings, and why it is the default."""
         from longtail.methods import default_posthoc
-        from longtail.posthoc.tempered import Tempered
+        from longtail.posthoc import Limited, Tempered
 
         name, why = (self.method, "") if self.method else default_posthoc(held_out, frozen=frozen)
         settings = self.options
@@ -110,7 +121,10 @@ class Calibrate(Output):
                 raise UserError(f"--target-prior applies to --method halo, not to {name}")
             settings = {**settings, "target_prior": self.target_prior}
         method = build(name, settings)
-        return name, method if self.then is None else Tempered(method), why
+        method = method if self.then is None else Tempered(method)
+        limits = {"strength": self.strength, "most_loss": self.most_loss, "keep": self.keep, "best": self.best}
+        given: dict[str, Any] = {name: value for name, value in limits.items() if value not in (None, ())}
+        return name, Limited(method, **given) if given else method, why
 
 
 def main(words: list[str]) -> int:
@@ -244,4 +258,8 @@ def _warnings(options: Calibrate, title: str, score: Comparison) -> list[str]:
         lines.append(f"{score.split}: no samples of class {some_of(score.missing)}; the scores are over the others")
     if score.fallen:
         lines.append(f"{score.split}: recognised less often than before: {fallen_text(score.fallen)}")
+    if score.collapsed:
+        hint = f"; --keep {shlex.quote(score.collapsed[0].name)} or --most-loss 3 applies {title} only in part"
+        lost = f"{score.split}: large classes are hardly recognised any more: {fallen_text(score.collapsed, most=3)}"
+        lines.append(lost if options.keep or options.most_loss is not None else lost + hint)
     return lines
