@@ -40,7 +40,7 @@ from halo_page import write_page
 from longtail import HALO, MARC, Outputs
 from longtail.metrics.intervals import FEWEST_SEEDS, Interval, over_seeds, paired_difference
 from longtail.metrics.scores import evaluate
-from longtail.posthoc import CRT, Auto, LogitAdjustment
+from longtail.posthoc import CRT, LogitAdjustment
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import from_outputs
 from longtail.runs.folder import Run
@@ -68,7 +68,6 @@ def fitted_methods(seen: Outputs, held: Outputs | None) -> Iterator[tuple[str, P
     halo = HALO().fit(seen, validation=held)
     yield "HALO", halo
     yield "HALO, target prior of training", halo.with_target_prior("train")
-    yield "Auto", Auto().fit(seen, validation=held)
 
 
 def joined(first: Outputs, second: Outputs) -> Outputs:

@@ -1,7 +1,11 @@
-"""Write the README's table of methods: names and papers from the library, numbers from docs/results."""
+"""Write the tables of methods: ten rows into the README, all of them into docs/methods.md.
+
+Names and papers come from the library, numbers from docs/results.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,9 @@ SETS = {
     "CIFAR-100-LT 100, ResNet-32": ("cifar100-lt-100", "systems-resnet32/cifar100-lt-100"),
 }
 START, END = "<!-- methods -->\n", "<!-- /methods -->"
+# The README's rows and columns; everything else stands on the page of all methods.
+SHOWN = ("softmax", "cbs", "ldam", "balanced-softmax", "crt", "lws", "disalign", "logit-adjustment", "marc", "halo")
+SHOWN_SETS = ("digits-LT", "CIFAR-10-LT 100, ResNet-32", "CIFAR-100-LT 100, ResNet-32")
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,9 @@ class Column:
     def heading(self) -> str:
         return f"{self.title}, {seeds_text(self.seeds)}"
 
-    @property
-    def links(self) -> str:
-        """To the table of each folder."""
-        first, *further = (f"docs/results/{folder}/table.md" for folder in self.folders)
+    def links(self, results: str) -> str:
+        """To the table of each folder, below the folder of results."""
+        first, *further = (f"{results}/{folder}/table.md" for folder in self.folders)
         return f"[{self.title}]({first})" + "".join(f" (with [stage-one methods]({link}))" for link in further)
 
     def score(self, method: str) -> str:
@@ -78,28 +84,37 @@ def short(paper: str) -> str:
     return f"{parts[0]}, {parts[-1]}" if len(parts) > 2 else paper
 
 
-def main() -> None:
-    measured = columns()
+def table(measured: list[Column], shown: Collection[str], results: str) -> str:
+    """Methods by family, then how to read them; `results` is the folder of results, seen from the page."""
     headings = ["Method", "`--method`", "From", *(column.heading for column in measured)]
     lines = ["| " + " | ".join(headings) + " |", "|---|---|---|" + "---:|" * len(measured)]
-    methods = {**TRAIN_METHODS, **POSTHOC_METHODS}
+    methods = {name: method for name, method in {**TRAIN_METHODS, **POSTHOC_METHODS}.items() if name in shown}
     for family, title in FAMILIES.items():
         own = {name: method for name, method in methods.items() if method.family == family}
         lines += [f"| *{title}* |" + " |" * (len(headings) - 1)] if own else []
         for name, method in own.items():
             cells = [column.score(name) for column in measured]
             lines.append("| " + " | ".join([method.title, f"`{name}`", short(method.paper), *cells]) + " |")
-    pages = ", ".join(column.links for column in measured)
+    pages = ", ".join(column.links(results) for column in measured)
     lines += [
         "",
         "Balanced test accuracy in per cent (in brackets: few-shot classes; CIFAR-10-LT 100 has none, so medium-shot).",
         f"Fewer than {FEWEST_SEEDS} seeds say nothing about another training. Intervals, variants and how it was made:",
-        f"{pages}. Everything beside the paper's numbers: [results](docs/results/README.md).",
+        f"{pages}. Everything beside the paper's numbers: [results]({results}/README.md).",
     ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    measured = columns()
     readme = HERE.parent / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, after = text[: text.index(START) + len(START)], text[text.index(END) :]
-    readme.write_text(before + "\n".join(lines) + "\n" + after, encoding="utf-8")
+    few = table([column for column in measured if column.title in SHOWN_SETS], SHOWN, "docs/results")
+    readme.write_text(before + few + after, encoding="utf-8")
+    whole = table(measured, {**TRAIN_METHODS, **POSTHOC_METHODS}, "results")
+    page = f"# All methods\n\nEvery method by its name on the command line, with what was measured.\n\n{whole}"
+    (HERE.parent / "docs" / "methods.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from longtail import HALO, RECIPES, Outputs, train
 from longtail.config import DataConfig
 from longtail.data import open_splits
 from longtail.metrics.scores import evaluate
-from longtail.posthoc.auto import try_candidates
+from longtail.posthoc.candidates import try_candidates
 from longtail.posthoc.halo import mixture
 from longtail.posthoc.held_out import like_training, sample_weights, to_effective_number
 from longtail.posthoc.inputs import from_outputs
@@ -179,10 +179,12 @@ def halo_before(coupled: bool, own_counts: bool) -> ExitStack:
 
 
 def scores_of(arrays: Arrays, size: float, seed: int) -> dict[str, list[float]]:
-    """Balanced accuracy and ECE of every candidate, mean and variant of HALO on the test images."""
+    """Balanced test accuracy and ECE of every candidate, mean and variant of HALO; {} without two held-out classes."""
     seen, test, total = split_of(arrays, "train"), split_of(arrays, "test"), len(arrays["val_y"])
     number = total if size == 1 else int(size) if size > 1 else round(size * total)
     held = split_of(arrays, "val", np.sort(np.random.default_rng(seed).permutation(total)[:number]))
+    if len(np.unique(held.labels)) < 2:
+        return {}
     trial = try_candidates(from_outputs(seen), from_outputs(held, need_every_class=False), "uniform")
 
     def scored(logits: np.ndarray) -> list[float]:
@@ -224,7 +226,7 @@ def measured(group: str, root: Path) -> list[dict[str, list[float]]]:
             if case not in known and (size <= 1 or size < len(arrays["val_y"])):
                 known[case] = scores_of(arrays, size, zlib.crc32(case.encode()))
                 kept.write_text(json.dumps(known))
-    return list(known.values())
+    return [case for case in known.values() if case]  # held-out images of one class are no case
 
 
 def main() -> None:

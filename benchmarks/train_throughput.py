@@ -27,7 +27,7 @@ from longtail.data.autoaugment import CIFAR_POLICY, FILL, OPERATIONS
 from longtail.distributed import World
 from longtail.files.progress import Display
 from longtail.recipes import RECIPES
-from longtail.runs.record import build_network
+from longtail.runs.network import build_network
 from longtail.training.loop import Trainer, TrainingStep
 
 ENHANCERS = {
@@ -103,8 +103,8 @@ def fixed(trainer: Trainer) -> Iterator[None]:
 
 
 def plain(trainer: Trainer, workers: int) -> Iterator[None]:
-    train = trainer.splits.train
-    images = PillowImages(train.pixels.numpy(), train.labels.numpy(), trainer.splits.mean, trainer.splits.std)
+    train, clean = trainer.splits.train, trainer.streams.clean
+    images = PillowImages(train.pixels.numpy(), train.labels.numpy(), clean.mean, clean.std)
     config = trainer.config
     loader = DataLoader(images, config.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     model, _ = build_network(config, train.class_counts, 3)

@@ -1,29 +1,37 @@
-"""A scikit-learn pipeline that knows of the long tail: CalibratedLongTail around a classifier, gamma by grid search.
+"""A scikit-learn pipeline on an imbalanced table: CalibratedLongTail around it, tau by grid search.
 
-python examples/sklearn_pipeline.py
+The table is scikit-learn's breast cancer data with 11 malignant of 225 training tumours left. The plain pipeline misses
+one in five of the malignant ones; the calibrated one finds nearly all, for some false alarms. Both order the tumours
+alike (the same average precision): logit adjustment moves the threshold, and tau says how far.
+
+    python examples/sklearn_pipeline.py
 """
 
-from dataclasses import replace
-
+import numpy as np
+from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import recall_score
-from sklearn.model_selection import GridSearchCV
+from sklearn.metrics import average_precision_score, confusion_matrix
+from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import longtail
 from longtail.sklearn import CalibratedLongTail
 
-data = longtail.data.open_splits(
-    replace(longtail.RECIPES["digits-lt"], imbalance=10)
-)  # 103 of the 0 down to 10 of the 9
-train, test = ((split.pixels.flatten(1).numpy(), split.labels.numpy()) for split in (data.train, data.test))
+table, benign = load_breast_cancer(return_X_y=True)
+malignant = 1 - benign
+X, X_test, y, y_test = train_test_split(table, malignant, test_size=0.4, stratify=malignant, random_state=0)
+rows = np.concatenate([np.flatnonzero(y == 0), np.flatnonzero(y == 1)[:11]])
 
-plain = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
-calibrated = CalibratedLongTail(plain, longtail.MARC(), cv=3)
-search = GridSearchCV(calibrated, {"method__gamma": [0.0, 0.6, 1.2]}, scoring="balanced_accuracy", cv=3)
+plain = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
+calibrated = CalibratedLongTail(plain, longtail.posthoc.LogitAdjustment(), cv=5)
+search = GridSearchCV(calibrated, {"method__tau": [0.0, 0.5, 1.0]}, scoring="balanced_accuracy", cv=5)
 
 for title, model in (("plain", plain), ("calibrated", search)):
-    recalls = recall_score(test[1], model.fit(*train).predict(test[0]), average=None)
-    print(f"{title}: balanced {100 * recalls.mean():.1f}, last three digits {100 * recalls[7:].mean():.1f}")
+    model.fit(X[rows], y[rows])
+    (right, false_alarms), (missed, found) = confusion_matrix(y_test, model.predict(X_test))
+    recalls = right / (right + false_alarms), found / (found + missed)
+    print(f"{title}: balanced {100 * np.mean(recalls):.1f}, malignant {100 * recalls[1]:.1f}")
+    precision = average_precision_score(y_test, model.predict_proba(X_test)[:, 1])
+    print(f"    {missed} missed, {false_alarms} false alarms, average precision {precision:.3f}")
 print("chosen", search.best_params_)

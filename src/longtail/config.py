@@ -6,6 +6,7 @@ This file imports nothing heavy: `longtail --help` reads it.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -71,11 +72,26 @@ class TrainConfig(DataConfig):
     """Sampler to use instead of the method's own: instance, class-balanced, square-root, …"""
 
     backbone: str
-    """Network: digits, resnet8/14/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50."""
+    """Network: digits, resnet8/14/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50; or one of another
+    library, with its published weights: timm:NAME, hf:NAME or hf:FOLDER (Hugging Face)."""
+    pretrained: bool = True
+    """Networks of timm and Hugging Face start from published weights, of the Hub or its cache on this machine;
+    --no-pretrained: from random ones."""
     weights: str | None = None
     """Start from the weights in this .safetensors or .pth file."""
+    train: str = "all"
+    """What is trained: all; lora (low-rank adapters, merged in the end); last:N (the last N blocks and what follows);
+    head (the features of the frozen network are computed once, and Probe fits the head)."""
     image_size: int | None = None
-    """Images read from files are resized to this side (pixels)."""
+    """Images are resized to this side (pixels)."""
+    interpolation: tyro.conf.Fixed[Literal["bilinear", "bicubic"]] = "bilinear"
+    """How images are resized; like mean, std and architecture no option: that of the pretrained network."""
+    mean: tyro.conf.Fixed[tuple[float, ...] | None] = None
+    """Mean per channel of the pixels from 0 to 1; None for that of the data set."""
+    std: tyro.conf.Fixed[tuple[float, ...] | None] = None
+    """Standard deviation per channel."""
+    architecture: tyro.conf.Fixed[dict[str, Any]] = field(default_factory=dict)
+    """Configuration of a Hugging Face network, from which it is built without the Hub."""
     augment: tuple[str, ...] = ()
     """Augmentations in order: crop, small-crop, flip, vertical-flip, rotate, quarter-turn, cutout, autoaugment,
     jitter, resized-crop. The page "Your own folder" of the docs shows each."""
@@ -97,13 +113,15 @@ class TrainConfig(DataConfig):
     accumulate: int = 1
     """Split each batch into this many micro-batches to save memory (gradient accumulation)."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Optimiser, also with --weights SGD unless adamw is given; AdamW needs a smaller --lr, about 0.001."""
+    """Optimiser; AdamW needs a smaller --lr, about 0.001."""
     lr: float = 0.1
     """Learning rate after warm-up; falls to 0 along a cosine."""
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 5e-4
     """Weight decay; AdamW applies it to neither biases nor normalisation layers."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each block of the network to the one before it; 1 for the same rate."""
     clip_norm: float | None = None
     """Scale the gradient down where its norm is larger than this."""
     ema: float | None = None
@@ -115,8 +133,8 @@ class TrainConfig(DataConfig):
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps, …"""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the forward pass; bf16 is slower than fp32 on processors without bfloat16 instructions."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the forward pass, for GPUs: bf16, or fp16 on older ones; slower than fp32 on most processors."""
     compile: bool = False
     """Compile the network with torch.compile."""
     workers: int = WORKERS
@@ -135,6 +153,9 @@ class TrainConfig(DataConfig):
         _check_numbers(self, NUMBERS)
         if not isinstance(self.options, dict) or not isinstance(self.augment, tuple):
             raise UserError("options must be names and values, and augment a list of names")
+        if not re.fullmatch(r"all|head|lora|last:[1-9]\d{0,5}", self.train):
+            raise UserError(f"--train must be all, head, lora or last:N (the last N blocks), not {self.train!r}")
+        _check_pixels(self)
 
 
 # Bounds of the settings that are numbers; `None` is allowed where it is the default.
@@ -148,6 +169,7 @@ NUMBERS: dict[str, dict[str, float]] = {
     "lr": {"above": 0},
     "momentum": {"at_least": 0, "below": 1},
     "weight_decay": {"at_least": 0},
+    "layer_decay": {"above": 0, "at_most": 1},
     "mix_alpha": {"above": 0},
     "label_smoothing": {"at_least": 0, "below": 1},
     "defer": {"at_least": 0, "below": 1},
@@ -190,6 +212,18 @@ def _check_words(config: DataConfig) -> None:
             raise UserError(f"{name} must be text, not {value!r}")
 
 
+def _check_pixels(config: TrainConfig) -> None:
+    """Mean and standard deviation of the pixels, and the architecture, as TOML and JSON files may have them wrong."""
+    for name, bounds in (("mean", {}), ("std", {"above": 0.0})):
+        values = getattr(config, name)
+        if values is not None and (not isinstance(values, tuple) or len(values) not in (1, 3)):
+            raise UserError(f"{name} must list one number per channel, not {values!r}")
+        for value in values or ():
+            number(name, value, **bounds)
+    if (config.mean is None) != (config.std is None) or not isinstance(config.architecture, dict):
+        raise UserError("mean and std are given together, and architecture is a table of names and values")
+
+
 MAX_TOML = 1 << 16  # bytes; time and memory of a dotted name (a.a.a…) grow with the square of its length
 MAX_LINE = 10_000  # characters
 
@@ -211,6 +245,7 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
         choose("setting", name, names)
     if isinstance(values.get("augment"), list | tuple):
         values["augment"] = tuple(map(str, values["augment"]))
+    values |= {name: tuple(values[name]) for name in ("mean", "std") if isinstance(values.get(name), list)}
     if isinstance(values.get("options"), dict):
         values["options"] = {name: str(value) for name, value in values["options"].items()}
     # Both give the length of training, so one replaces the other.

@@ -294,14 +294,6 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         trains="pK + K + 5",
         needs="features, validation split",
     ),
-    "auto": PostHocMethod(
-        "Auto",
-        "decision boundary",
-        "chosen on held-out images, this library's own",
-        "auto.Auto",
-        trains="as its choice",
-        needs="validation split",
-    ),
     "temperature": PostHocMethod(
         "Temperature scaling",
         "confidence",
@@ -344,11 +336,13 @@ def build_posthoc(
     data: str | None = None,
     train_images: int | None = None,
     trained_by: str | None = None,
+    frozen: bool = False,
 ) -> PostHoc:
     """A post-hoc method by name, with options given as text.
 
     Settings that are not among the options are those of the data set's stage two, if `data` is one that has it.
-    If the network was `trained_by` a method that balances its logits, `for_balanced_logits` of the method is set.
+    If the network was `trained_by` a method that balances its logits, `for_balanced_logits` of the method is set. If
+    its features are `frozen` and its head is a Probe, whose logits are balanced, so is `for_frozen_backbone`.
 
     >>> build_posthoc("marc", {"gamma": "0.9"})
     MARC(gamma=0.9)
@@ -357,8 +351,8 @@ def build_posthoc(
     """
     estimator = POSTHOC_METHODS[choose("method", name, POSTHOC_METHODS)].estimator
     given = parse_options(options, estimator.__init__)
-    if trained_by and TRAIN_METHODS[trained_by].balances:
-        given = {**estimator.for_balanced_logits, **given}
+    if frozen or (trained_by and TRAIN_METHODS[trained_by].balances):
+        given = {**estimator.for_balanced_logits, **(estimator.for_frozen_backbone if frozen else {}), **given}
     stage = STAGE_TWO.get(data or "")
     if stage is None or train_images is None:
         return estimator(**given)
@@ -373,17 +367,20 @@ def build_posthoc(
     return estimator(**{**settings, **given})
 
 
-def default_posthoc(held_out: int) -> tuple[str, str]:
+def default_posthoc(held_out: int, *, frozen: bool = False) -> tuple[str, str]:
     """The post-hoc method for what there is, and the reason.
 
     Args:
         held_out: samples that the network was not trained on.
+        frozen: whether its features were never trained on the samples at all.
 
     >>> default_posthoc(500)
     ('halo', '500 images were held out of training')
     >>> default_posthoc(0)[0]
     'marc'
     """
+    if frozen:
+        return "halo", "the features were never trained on these images, so that it can cross-fit"
     if held_out >= FEWEST_HELD_OUT:
         return "halo", f"{held_out:,} images were held out of training"
     number = "no image was" if held_out == 0 else f"only {held_out:,} were" if held_out > 1 else "only one was"
@@ -391,7 +388,7 @@ def default_posthoc(held_out: int) -> tuple[str, str]:
 
 
 def candidate_title(name: str) -> str:
-    """The title of a method that Auto chooses from; the name itself if a file of another version has it.
+    """The title of a method that `diagnose` tries; the name itself if a file of another version has it.
 
     >>> candidate_title("softmax"), candidate_title("crt")
     ('Softmax (unchanged)', 'Decouple-cRT')

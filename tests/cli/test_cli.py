@@ -140,3 +140,12 @@ def test_unknown_setting_in_toml_is_named(capsys, tmp_path):
     code, _, error = run(capsys, "train", "digits-lt", "--config", str(tmp_path / "my.toml"), "--out", "x")
     assert code == 2
     assert "is not valid TOML" in error
+
+
+def test_the_table_of_methods_fits_80_columns_and_cuts_no_word(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    assert {"cross-entropy", "NeurIPS", "library's", "own", "logit-adjustment"} <= words

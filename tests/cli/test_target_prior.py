@@ -45,8 +45,11 @@ def test_predict_changes_the_target_prior_without_another_fit(digits_copy, photo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["calibrate", "{run}", "--target-prior", "train"], "--target-prior applies to --method halo and auto, not to"),
-        (["predict", "{run}", "{photos}", "--target-prior", "train"], "needs a model calibrated with halo or auto"),
+        (
+            ["calibrate", "{run}", "--method", "marc", "--target-prior", "train"],
+            "--target-prior applies to --method halo, not to",
+        ),
+        (["predict", "{run}", "{photos}", "--target-prior", "train"], "needs a model calibrated with halo"),
     ],
 )
 def test_a_model_without_a_target_prior_is_refused(digits_copy, photos, capsys, words, message):

@@ -60,6 +60,12 @@ def unseen() -> Subset:
     return Subset(TensorDataset(*samples(seed=2)), range(0, SIZE, 3))
 
 
+def many_labels() -> TensorDataset:
+    """The same samples with labels (N, 4) of 0 and 1: each class, and all classes below it."""
+    x, y = samples()
+    return TensorDataset(x, (y.unsqueeze(1) >= torch.arange(4)) & (x[:, :4] > -1))
+
+
 class Stream(IterableDataset):
     """Each process reads every second sample."""
 
@@ -114,6 +120,8 @@ def main(out: Path) -> None:
     kept["auto"] = result(*longtail.calibrate(network(), plain, auto, validation=held_out, **device))
     kept["crt"] = result(*longtail.calibrate(network(), plain, longtail.posthoc.CRT(ridge=0.01), **device))
     kept["disalign"] = result(*longtail.calibrate(network(), plain, longtail.posthoc.DisAlign(max_iter=5), **device))
+    several = shared(many_labels(), shuffle=False), longtail.posthoc.MultiLabelCalibration()
+    kept["several labels"] = result(*longtail.calibrate(network(), *several, **device))
     kept["whole"] = result(*longtail.calibrate(network(), DataLoader(data, 8, shuffle=True), **device))
     kept["list"] = result(*longtail.calibrate(network(), [samples()], **device))
 

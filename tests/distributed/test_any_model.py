@@ -77,6 +77,11 @@ def test_methods_that_choose_train_or_need_features(ranks, data, name):
     assert_same(ranks[0][name], alone(data, METHODS[name], validation))
 
 
+def test_several_labels_per_sample(ranks):
+    assert_same(ranks[0]["several labels"], ranks[1]["several labels"])
+    assert_same(ranks[0]["several labels"], alone(work.many_labels(), longtail.posthoc.MultiLabelCalibration()))
+
+
 def test_the_model_of_each_process_is_left_as_it_is(ranks):
     assert ranks[0]["buffers after"]
     assert ranks[1]["buffers after"]

@@ -58,19 +58,6 @@ def undisturbed(torchrun, tmp_path_factory) -> Path:
 
 
 def test_a_killed_worker_is_started_again_and_nothing_is_lost(undisturbed, tmp_path):
-    folder = tmp_path / "run"
-    command = torchrun_command("--max-restarts=3", *TRAIN, "--out", folder)
-    process = subprocess.Popen(command, env=surroundings(), stderr=subprocess.PIPE, text=True)
-    wait_for(folder / "checkpoint.safetensors", process)
-    os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
-    _, printed = process.communicate(timeout=600)
-    assert process.returncode == 0, printed
-    assert "Signal 9" in printed or "exitcode: -9" in printed
-    assert same(folder, undisturbed)
-    assert losses(folder) == losses(undisturbed)
-
-
-def test_a_killed_worker_of_one_of_two_agents(undisturbed, tmp_path):
     """Only the agent that lost its worker counts a restart; the processes of both meet anew all the same."""
     folder = tmp_path / "run"
     start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3"]
@@ -88,6 +75,7 @@ def test_a_killed_worker_of_one_of_two_agents(undisturbed, tmp_path):
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(printed)
     assert "exitcode: -9" in printed[0]
     assert same(folder, undisturbed)
+    assert losses(folder) == losses(undisturbed)
 
 
 def test_a_restart_does_not_take_over_the_run_of_another_launch(undisturbed, monkeypatch):

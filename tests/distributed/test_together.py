@@ -69,7 +69,7 @@ def test_extracted_files_are_those_of_one_process(work, alone):
     assert not list(work.rglob("*.part*"))
 
 
-@pytest.mark.parametrize("name", ["marc", "crt", "tau-norm", "halo", "auto"])
+@pytest.mark.parametrize("name", ["marc", "crt", "tau-norm", "halo"])
 def test_calibration_is_that_of_one_process(work, alone, name):
     method = build_posthoc(name, {})
     calibrate_run(Run.open(alone), method, name)

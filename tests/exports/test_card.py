@@ -47,7 +47,7 @@ def test_the_code_of_the_card_runs(digits_run, tmp_path, monkeypatch):
     names = {"images": list(pixels[:, 0].numpy())}
     exec(code, names)
     # The last sentence of the section, done by hand.
-    mean, std = statistics("digits")
+    mean, std = statistics(Run.open(digits_run).config)
     logits = names["model"].network((pixels / 255 - torch.tensor(mean)) / torch.tensor(std))
     np.testing.assert_allclose(names["found"].probabilities, logits.detach().softmax(1), atol=1e-5)
 

@@ -24,7 +24,7 @@ def pictures(height: int, width: int, count: int = 1) -> np.ndarray:
     return noise
 
 
-@pytest.mark.parametrize("decode", [Resize(32), ResizeCenterCrop(32)])
+@pytest.mark.parametrize("decode", [Resize(32), ResizeCenterCrop(32), Resize(32, "bicubic")])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_pixel_is_that_of_pillow(decode, size):
     given = pictures(*size)

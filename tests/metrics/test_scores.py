@@ -16,7 +16,7 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from longtail.errors import UserError
 from longtail.metrics.confidence import Predictions, binned, expected_calibration_error, reliability, softmax
-from longtail.metrics.scores import evaluate, evaluate_predictions, shot_accuracy
+from longtail.metrics.scores import average_precision, evaluate, evaluate_predictions, shot_accuracy
 
 
 def test_shots_agree_with_the_decoupling_authors_code(golden):
@@ -202,3 +202,20 @@ def test_scores_of_two_classes_are_those_of_scikit_learn():
     three = evaluate(np.eye(3)[y], y, np.array([5, 5, 5]))
     assert three.roc_auc is None
     assert "roc_auc" not in three.to_dict()
+
+
+def test_average_precision_is_the_mean_precision_at_each_positive():
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=(60, 4)), rng.random((60, 4)) < [0.5, 0.2, 0.05, 0.0]
+    labels[7, 2] = True
+    found = average_precision(torch.tensor(scores), labels)
+    for column in range(3):
+        ranked = labels[np.argsort(-scores[:, column]), column]
+        precision = np.cumsum(ranked) / np.arange(1, 61)
+        assert found[column] == pytest.approx(precision[ranked].mean())
+    assert np.isnan(found[3])  # no positive
+    np.testing.assert_array_equal(average_precision(3 * scores - 8, labels.astype(int)), found)
+    with pytest.raises(UserError, match=r"scores have shape \(60, 3\), but labels \(60, 4\)"):
+        average_precision(scores[:, :3], labels)
+    with pytest.raises(UserError, match="scores of row 5 are not finite"):
+        average_precision(np.where(np.arange(60)[:, None] == 5, np.nan, scores), labels)

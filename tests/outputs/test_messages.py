@@ -51,7 +51,10 @@ def test_several_inputs(build):
         (["cat"] * 12, r"labels are str \('cat'\), not class numbers; give each class the number of its column"),
         (torch.eye(4)[Y], r"if every sample of the set has exactly one 1, labels.argmax\(1\)"),
         (torch.eye(4)[Y] + torch.eye(4)[0], "several numbers per sample"),
-        (torch.eye(4)[Y].index_fill(1, torch.tensor([0]), 1.0), "multi-label data, which is not calibrated here"),
+        (
+            torch.eye(4)[Y].index_fill(1, torch.tensor([0]), 1.0),
+            "multi-label data, which longtail.posthoc.MultiLabelCalibration calibrates",
+        ),
         (torch.zeros(12, 5, 5).long(), "one class per pixel, as in segmentation"),
         (0.9 * torch.eye(4)[Y] + 0.025, "that sum to 1, as mixup makes them"),
         (Y.float(), r"labels.long\(\) makes whole numbers of them"),

@@ -1,4 +1,4 @@
-"""The candidates of `Auto`: how they are fitted, compared and chosen."""
+"""A trial of methods: how they are fitted and scored on held-out samples."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,7 @@ import torch.nn.functional as F
 
 from longtail import HALO, MARC
 from longtail.errors import UserError
-from longtail.posthoc.auto import (
-    Candidate,
-    Trial,
+from longtail.posthoc.candidates import (
     _likelihood,
     best_scale,
     stratified,
@@ -36,27 +34,6 @@ def test_the_best_scale_is_that_of_the_greatest_likelihood():
     assert best_scale(wrong.double(), torch.arange(2), torch.zeros(2), np.ones(2)) == pytest.approx(0.05, rel=0.02)
 
 
-def trial(*likelihoods):
-    """Candidates with these log-likelihoods on equally weighted samples."""
-    made = [Candidate(str(n), MARC(), np.zeros(2), np.array(one), np.ones(4)) for n, one in enumerate(likelihoods)]
-    return Trial(made, np.full(4, 0.25))
-
-
-def test_the_model_stays_unless_something_is_surely_better():
-    as_it_is = [-1.0, -1.0, -1.0, -1.0]
-    assert trial(as_it_is, [-0.5, -0.5, -0.5, -0.4]).chosen.name == "1"
-    assert trial(as_it_is, as_it_is).chosen.name == "0"  # better by nothing
-    gain, error = trial(as_it_is, [-1.0, 0.0, -1.0, 0.0]).difference(
-        *(Candidate("", MARC(), np.zeros(2), np.array(one), np.ones(4)) for one in ([-1.0, 0, -1, 0], as_it_is))
-    )
-    assert (gain, error) == pytest.approx((0.5, 0.25))
-    assert trial(as_it_is, [-1.0, 0.0, -1.0, 0.0]).chosen.name == "0"  # by two errors, not by more
-    nearly = [-0.5, -0.5, -0.5, -0.4]
-    best = [-0.4, -0.6, -0.5, -0.3]
-    assert trial(as_it_is, nearly, best).chosen.name == "1"  # the simplest within one error of the best
-    assert trial(as_it_is, nearly, [-0.1, -0.1, -0.1, -0.05]).chosen.name == "2"
-
-
 def test_only_fits_on_held_out_samples_are_done_again():
     train, held_out = from_outputs(outputs()), from_outputs(outputs("validation", seed=3))
     halo = HALO().fit_checked(train, held_out)
@@ -66,7 +43,9 @@ def test_only_fits_on_held_out_samples_are_done_again():
     assert marc.refitted(train, two) is marc  # its fit uses no held-out samples
     # One sample of the second class: the fold that leaves it out keeps the fit on all of them.
     scarce = held_out.subset(np.flatnonzero((LABELS == 0) | (np.arange(len(LABELS)) == np.argmax(LABELS == 1))))
-    assert len(try_candidates(train, scarce, "uniform").candidates) == 5
+    trial = try_candidates(train, scarce, "uniform")
+    assert len(trial.candidates) == 5
+    assert trial.chosen.name == "halo"
 
 
 def test_a_candidate_is_scored_at_the_temperature_of_the_other_folds():
@@ -118,11 +97,9 @@ def test_folds_spread_every_class_evenly():
 def test_without_training_outputs_two_samples_of_every_class_are_needed():
     labels = np.array([0] * 5 + [1] * 2)
     enough = from_arrays(RNG.normal(size=(7, 2)), labels)
-    assert [one.name for one in try_candidates(None, enough, "uniform").candidates] == [
-        "softmax",
-        "logit-adjustment",
-        "marc",
-    ]
+    trial = try_candidates(None, enough, "uniform")
+    assert [one.name for one in trial.candidates] == ["softmax", "logit-adjustment", "marc"]
+    assert trial.mean(trial.chosen) == max(map(trial.mean, trial.candidates))
     with pytest.raises(UserError, match="class 1 has 1 held-out samples; at least 2 of every class"):
         try_candidates(None, enough.subset(np.arange(6)), "uniform")
 

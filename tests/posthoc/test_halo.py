@@ -265,18 +265,18 @@ def test_weights_go_by_the_samples_own_counts():
 
 @pytest.mark.parametrize("sizes", [[30, 30, 30, 30], [6, 15, 40, 90], [90, 40, 15, 6], [200, 5, 5, 5]])
 def test_the_distribution_of_the_held_out_samples_hardly_matters(sizes):
-    """Balanced, reversed or otherwise imbalanced: with weights for their own counts the answer is about the same."""
+    """Balanced, reversed or otherwise imbalanced: with weights for their own counts the result is about the same."""
     rng = np.random.default_rng(0)
     counts = np.array([800, 200, 60, 15])
 
     def draw(sizes, noise):
         labels = np.repeat(np.arange(4), sizes)
-        return noise * rng.normal(size=(len(labels), 4)) + 2 * np.eye(4)[labels] + 0.5 * np.log(counts), labels
+        return noise * rng.normal(size=(len(labels), 4)) + 2 * np.eye(4)[labels] + np.log(counts), labels
 
     train, truth = draw(counts, 0.8), draw([3000] * 4, 1.5)
     before = evaluate(*truth, counts).balanced
     halo = HALO().fit(*train, validation=draw(sizes, 1.5))
-    best = LogitAdjustment(tau=0.5).fit(*train)
+    best = LogitAdjustment().fit(*train)
     oracle = evaluate(best.transform(truth[0]), truth[1], counts).balanced
     after = evaluate(halo.transform(truth[0]), truth[1], counts).balanced
     assert after > before + 0.5 * (oracle - before)

@@ -58,7 +58,7 @@ def mean_auc(logits, y):
 # One sigmoid per class is fitted to classes as they are: the tail is lost. Four samples of the largest of a thousand
 # classes are too few for a number per class, as the held-out samples show.
 HARMFUL = {("platt", 10), ("platt", 100), *((name, 1000) for name in ("platt", "marc", "lws", "tau-norm"))}
-HEAVY = {"matrix": 2, "crt": 10, "disalign": 10, "auto": 10, "halo": 100}  # up to how many classes they are tried here
+HEAVY = {"matrix": 2, "crt": 10, "disalign": 10, "halo": 100}  # up to how many classes they are tried here
 
 
 @pytest.mark.filterwarnings("ignore:not solved")

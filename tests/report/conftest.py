@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
 
 import numpy as np
 import pytest
 
-from longtail import HALO, Outputs
+from longtail import HALO, MARC, Outputs
 from longtail.posthoc import CRT, LWS, DisAlign
 from longtail.posthoc.base import PostHoc
-from longtail.report.build import fit_gammas, target_points, usual_marc
+from longtail.report.build import fitted_here
 from longtail.report.summary import Calibrated, Summary, summarise
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -33,19 +33,26 @@ def real_outputs(cifar_features):
 
 def summary_of(train: Outputs, test: Outputs, validation: Outputs | None = None, **others: PostHoc) -> Summary:
     """A summary about MARC, with other methods beside it."""
-    gammas = fit_gammas(train)
-    calibrated = [usual_marc(gammas, train, test)]
+    calibrated = [fitted_here("marc", MARC(), train, test, validation)]
     for name, method in others.items():
         logits = np.asarray(method.fit(train, validation=validation).transform(test))
-        calibrated.append(Calibrated(name, logits, method.n_parameters_))
-        if isinstance(method, HALO):
-            both = [(logits, test), (np.asarray(method.transform(validation)), validation)]
-            targets = target_points(list(method.log_target_), list(method.log_prior_), both)
-            calibrated[-1] = replace(calibrated[-1], targets=targets)
-    return summarise(test, validation, calibrated, gammas)
+        calibrated.append(Calibrated(name, logits, method.n_parameters_, method=name.lower()))
+    return summarise(test, validation, calibrated, MARC().fit_path(train) if others else None)
 
 
 @pytest.fixture(scope="session")
 def real_summary(real_outputs):
     train, validation, test = real_outputs
     return summary_of(train, test, validation, DisAlign=DisAlign(max_iter=200), cRT=CRT(), LWS=LWS(), HALO=HALO())
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()

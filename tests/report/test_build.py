@@ -1,17 +1,23 @@
 """A report shows what `calibrate` and `diagnose` have computed."""
 
 import json
+import shlex
 
-import numpy as np
 import pytest
 
 from longtail import HALO, MARC, Run
 from longtail.cli.main import main
-from longtail.metrics.scores import evaluate
 from longtail.posthoc import LWS
 from longtail.posthoc.base import PostHoc
+from longtail.report import build
 from longtail.report.build import report_run
 from longtail.tasks.calibrate_run import calibrate_run
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch):
+    """Drawing takes seconds; tests/report/test_figures.py and the command in test_page.py do it."""
+    monkeypatch.setattr(build, "write_figures", lambda summary, folder: [])
 
 
 def test_calibrations_and_diagnosis_are_read_not_fitted(digits_copy, tmp_path, capsys, monkeypatch):
@@ -23,11 +29,10 @@ def test_calibrations_and_diagnosis_are_read_not_fitted(digits_copy, tmp_path, c
     assert main(["diagnose", str(digits_copy)]) == 0
     recommendation = json.loads((digits_copy / "diagnosis-validation.json").read_text())["recommendation"]
     capsys.readouterr()
-    monkeypatch.setattr(PostHoc, "fit", None)  # nothing is fitted but the operating points
+    monkeypatch.setattr(PostHoc, "fit", None)  # nothing is fitted
     monkeypatch.setattr(PostHoc, "fit_checked", None)
     assert main(["report", str(digits_copy), "--out", str(tmp_path / "report")]) == 0
     printed = " ".join(capsys.readouterr().err.split())
-    assert "fitting MARC at several gammas on" in printed
     assert "not diagnosed yet" not in printed
     numbers = json.loads((tmp_path / "report" / "report.json").read_text())
     states = {state["title"]: state["scores"]["balanced"] for state in numbers["states"][1:]}
@@ -37,33 +42,52 @@ def test_calibrations_and_diagnosis_are_read_not_fitted(digits_copy, tmp_path, c
     ]
     page = (tmp_path / "report" / "index.html").read_text()
     assert recommendation.split(" (")[0] in page
-    assert '<table id="diagnosis">' in page
+    # Every method once: what was fitted, then what diagnose tried besides.
+    titles = [row["title"] for row in numbers["methods"]]
+    assert titles == ["before", *states, "Logit adjustment", "Decouple-cRT"]
+    tried = {one["method"]: one for one in json.loads((digits_copy / "diagnosis-validation.json").read_text())["tried"]}
+    rows = {row["title"]: row for row in numbers["methods"]}
+    assert rows["HALO"]["gain"].startswith(f"{100 * tried['halo']['gain']['value']:+.1f} [")
+    assert rows["Logit adjustment"]["scores"] is None
+    assert [row["title"] for row in numbers["methods"] if row["gain"]][:1] == ["MARC (weaker)"]
 
 
-def test_target_priors_are_those_of_halo(digits_copy, tmp_path):
-    run = Run.open(digits_copy)
-    train, validation, test = run.outputs("train", views=1), *map(run.outputs, ("validation", "test"))
-    halo = HALO(target_prior=0.3)
-    calibrate_run(run, halo, images_per_class="all")
-    _, summary = report_run([Run.open(digits_copy / "halo")], tmp_path / "report")
-    assert summary.after.title == "HALO"
-    points = {point.setting: point for point in summary.targets}
-    assert [min(points), max(points)] == [-0.5, 1]
-    for power in (1.0, 0.3, 0.0, -0.5):
-        other = HALO(target_prior=power).fit(train, validation=validation)
-        for metrics, outputs in ((points[power].metrics, test), (points[power].validation, validation)):
-            logits = np.asarray(other.transform(outputs))
-            by_hand = evaluate(logits, outputs.labels, outputs.counts_for_groups)
-            assert metrics.nll == pytest.approx(by_hand.nll, rel=1e-3)
-            assert metrics.balanced == pytest.approx(by_hand.balanced, abs=0.01)
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (["--method", "halo", "--strength", "0.6"], "HALO at strength 0.6"),
+        (["--method", "marc", "--options", "gamma", "0.5", "--then", "temperature"], "MARC + temperature"),
+    ],
+)
+def test_the_slider_starts_at_the_calibration_and_its_commands_make_its_points(digits_copy, tmp_path, words, title):
+    assert main(["calibrate", str(digits_copy), *words, "--out", str(digits_copy / "mine")]) == 0
+    _, summary = report_run([Run.open(digits_copy)], tmp_path / "report")
+    numbers = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert summary.after.title == title
+    points = {point["strength"]: point["scores"] for point in numbers["points"]}
+    assert points[numbers["strength"]] == numbers["states"][1]["scores"]
+    assert points[0] == numbers["states"][0]["scores"]
+    for strength in (0.3, 1):
+        more = [] if strength == 1 else ["--strength", str(strength)]
+        assert main([*shlex.split(numbers["command"])[1:], *more]) == 0
+        scores = json.loads((digits_copy / "mine" / "before-after-test.json").read_text())["after"]
+        for name in ("balanced", "natural"):
+            assert points[strength][name] == pytest.approx(100 * scores[name], abs=0.06)
+        assert points[strength]["nll"] == pytest.approx(scores["nll"], abs=2e-3)
 
 
-def test_without_a_calibration_marc_is_fitted_and_that_is_printed(digits_copy, tmp_path, capsys):
+def test_a_calibration_is_shown_once(digits_copy, tmp_path):
+    for folder in ("first", "second"):
+        assert main(["calibrate", str(digits_copy), "--method", "marc", "--out", str(digits_copy / folder)]) == 0
+    _, summary = report_run([Run.open(digits_copy)], tmp_path / "report")
+    assert [summary.after.title, *summary.others] == ["MARC"]
+
+
+def test_without_a_calibration_the_usual_method_is_fitted_and_that_is_printed(digits_copy, tmp_path, capsys):
     assert main(["report", str(digits_copy), "--out", str(tmp_path / "report")]) == 0
     printed = " ".join(capsys.readouterr().err.split())
-    assert "about MARC, fitted for this report on" in printed
+    assert "about HALO, fitted for this report on" in printed
     assert f"not diagnosed yet: longtail diagnose {digits_copy}" in printed
     numbers = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert [state["title"] for state in numbers["states"]] == ["before", "MARC"]
-    assert numbers["targets"] == []
-    assert numbers["states"][1]["scores"] == next(one["scores"] for one in numbers["points"] if one["gamma"] == 1.2)
+    assert [state["title"] for state in numbers["states"]] == ["before", "HALO"]
+    assert numbers["states"][1]["scores"] == numbers["points"][-1]["scores"]

@@ -7,7 +7,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from longtail import MARC, Outputs
 from longtail.metrics.scores import evaluate
-from longtail.report.summary import grouped_confusion
+from longtail.report.summary import Calibrated, grouped_confusion, summarise, verdict
 
 from .conftest import summary_of
 
@@ -36,6 +36,77 @@ def test_the_papers_observation_on_held_out_images(real_summary):
         assert before.correlation[name] > 0.7
         assert after.correlation[name] < before.correlation[name]
         assert np.ptp(getattr(after.means, name)) < np.ptp(getattr(before.means, name))
+
+
+def test_strengths_lead_from_the_unchanged_model_to_the_calibration(real_outputs, real_summary):
+    train, validation, test = real_outputs
+    marc = MARC().fit(train)
+    assert [real_summary.points[0].metrics, real_summary.points[-1].metrics] == [
+        pytest.approx(state.metrics) for state in (real_summary.before, real_summary.after)
+    ]
+    for outputs, name in ((test, "metrics"), (validation, "validation")):
+        mixed = 0.6 * outputs.logits + 0.4 * marc.transform(outputs)
+        found = getattr(real_summary.points[8], name)
+        assert found.balanced == pytest.approx(evaluate(mixed, outputs.labels, test.class_counts).balanced, abs=1e-3)
+
+
+def states(accuracy_before, accuracy_after, counts, each=100):
+    """A summary whose classes have these accuracies; errors go to the next class."""
+    labels = np.repeat(np.arange(len(counts)), each)
+
+    def logits(accuracy):
+        right = np.concatenate([np.arange(each) < round(each * share) for share in accuracy])
+        return 4.0 * np.eye(len(counts))[np.where(right, labels, (labels + 1) % len(counts))].astype(np.float32)
+
+    held_out = Outputs(labels, np.array(counts), logits=logits(accuracy_before), split="test", class_names=NAMES)
+    return summarise(held_out, None, [Calibrated("cRT", logits(accuracy_after))])
+
+
+NAMES = ("copepod", "diatom", "worm", "jelly", "salp", "krill")
+COUNTS = [5000, 900, 200, 90, 15, 9]
+BEFORE = [0.9, 0.8, 0.7, 0.5, 0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("after", "sentences"),
+    [
+        (
+            [0.8, 0.75, 0.7, 0.6, 0.6, 0.5],
+            "cRT: few-shot classes +50.0, balanced accuracy +15.8 points; costs 8.4 points of top-1 at the training "
+            "prior; class copepod 90 → 80 %. Use it if all classes matter equally.",
+        ),
+        (
+            [0.1, 0.75, 0.7, 0.7, 0.9, 0.9],
+            "cRT: few-shot classes +85.0, balanced accuracy +17.5 points; costs 64.5 points of top-1 at the training "
+            "prior; class copepod 90 → 10 %. Use it only if copepod may be lost; limit the price below otherwise.",
+        ),
+        (
+            [0.91, 0.8, 0.7, 0.6, 0.4, 0.2],
+            "cRT: few-shot classes +25.0, balanced accuracy +10.2 points; costs no top-1. Use it.",
+        ),
+        (
+            [0.9, 0.8, 0.71, 0.5, 0.1, 0.0],
+            "No clear gain with cRT on 600 test images: balanced accuracy +0.2 [-0.2, +0.5] "
+            "points; costs no top-1. Keep the model unchanged, or measure on more images.",
+        ),
+        (
+            [0.5, 0.4, 0.7, 0.5, 0.1, 0.1],
+            "cRT makes the model worse: few-shot classes +5.0, balanced accuracy -11.7 points; costs 38.0 points of "
+            "top-1 at the training prior; class copepod 90 → 50 %. Keep the model unchanged.",
+        ),
+        (BEFORE, "cRT changes no prediction on 600 test images: nothing gets better, and nothing worse."),
+    ],
+)
+def test_the_verdict_fits_the_numbers(after, sentences):
+    assert verdict(states(BEFORE, after, COUNTS)) == sentences
+
+
+def test_an_imbalanced_split_is_known(real_summary):
+    assert not real_summary.imbalanced
+    labels = np.repeat([0, 1], [9, 3])
+    outputs = Outputs(labels, np.array([90, 30]), logits=4 * np.eye(2)[labels], split="test")
+    summary = summarise(outputs, None, [Calibrated("MARC", outputs.logits)])
+    assert (summary.imbalanced, summary.sizes, summary.tail) == (True, (9, 3), None)
 
 
 def test_operating_points_are_separate_fits(real_outputs, real_summary):

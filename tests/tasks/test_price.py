@@ -8,11 +8,9 @@ import pytest
 from longtail import Outputs
 from longtail.cli.main import main
 from longtail.exports.card import model_card
-from longtail.methods import candidate_title
 from longtail.metrics.intervals import fallen_classes
 from longtail.metrics.scores import evaluate
 from longtail.posthoc import LogitAdjustment
-from longtail.report.build import read_stored
 from longtail.runs.folder import Run
 from longtail.tasks.calibration import compare_outputs
 
@@ -52,30 +50,20 @@ def test_a_natural_tail_shows_its_price():
 
 
 def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
-    assert main(["calibrate", str(digits_copy), "--method", "auto", "--then", "temperature", "--json"]) == 0
+    assert main(["calibrate", str(digits_copy), "--method", "halo", "--then", "temperature", "--json"]) == 0
     captured = capsys.readouterr()
     printed = json.loads(captured.out)
     assert "temperature" in printed["chosen"]
     assert "natural" in printed["test"]["after"]
-    described = json.loads((digits_copy / "auto" / "calibration.json").read_text())
-    assert described["title"] == "Auto + temperature"
-    assert set(described["settings"]["method"]) == {"class", "target_prior", "seed"}
-    # What the methods inside have fitted, and on what, is recorded too; the model card says it.
-    auto = described["method_"]
-    assert set(auto["trial_"]) == {"softmax", "logit-adjustment", "marc", "crt", "halo"}
-    assert auto["method_"]["class"] == {"halo": "HALO", "crt": "CRT", "softmax": "Unchanged"}[auto["choice_"]]
-    assert f"It chose {candidate_title(auto['choice_'])}." in model_card(Run.open(digits_copy / "auto"))
-    test = Run.open(digits_copy).outputs("test")
-    assert f"it chose {candidate_title(auto['choice_'])}" in read_stored(digits_copy / "auto", test).origin
-    assert main(["calibrate", str(digits_copy), "--method", "halo", "--then", "temperature"]) == 0
+    # What the method inside has fitted, and on what, is recorded too; the model card says it.
     held_out = json.loads((digits_copy / "halo" / "calibration.json").read_text())["method_"]["held_out_"]
     assert held_out.startswith("a stack of heads; 36 held-out samples")
     assert f"not seen: {held_out}." in model_card(Run.open(digits_copy / "halo"))
     capsys.readouterr()
     # A calibrated run: the original is calibrated.
-    assert main(["calibrate", str(digits_copy / "auto"), "--method", "halo", "--overwrite"]) == 0
+    assert main(["calibrate", str(digits_copy / "halo"), "--method", "halo", "--overwrite"]) == 0
     printed = capsys.readouterr()
-    assert "is calibrated already (Auto + temperature): calibrating" in printed.err + printed.out
+    assert "is calibrated already (HALO + temperature): calibrating" in printed.err + printed.out
     assert "fitted on a stack of heads;" in printed.err + printed.out
     origin = json.loads((digits_copy / "halo" / "run.json").read_text())["calibration"]
     assert origin["run"] == str(digits_copy)

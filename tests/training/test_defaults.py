@@ -10,7 +10,7 @@ from longtail.config import DataConfig
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
 from longtail.training import defaults
-from longtail.training.defaults import look_at, recipe_for
+from longtail.training.defaults import for_minutes, look_at, recipe_for
 
 
 def folder_of(tmp_path, size, mode="RGB", images=12):
@@ -22,12 +22,16 @@ def folder_of(tmp_path, size, mode="RGB", images=12):
     return str(tmp_path)
 
 
-def chosen(monkeypatch, images, side, grey=False, **settings):
-    """What is chosen for so many images with this shorter side, without any file."""
+def look_for(monkeypatch, images, side, grey=False, **settings):
+    """What is found for so many images with this shorter side, without any file."""
     splits = SimpleNamespace(train=range(images))
     monkeypatch.setattr(defaults, "open_splits", lambda config: splits)
     monkeypatch.setattr(defaults, "_looks", lambda images: (side, grey))
-    return look_at(DataConfig(data="folder", root="x"), **settings).config
+    return look_at(DataConfig(data="folder", root="x"), **settings)
+
+
+def chosen(monkeypatch, images, side, grey=False, **settings):
+    return look_for(monkeypatch, images, side, grey, **settings).config
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,9 @@ def test_what_is_given_replaces_what_is_chosen(monkeypatch):
     monkeypatch.setattr(defaults, "backbone_of", lambda path: None)
     for images, epochs in ((10_000, 13), (100_000, 5)):  # a third, at least five
         pretrained = chosen(monkeypatch, images, 32, weights="w.pth")
-        assert (pretrained.lr, pretrained.epochs) == (0.01, epochs)
+        assert (pretrained.optimizer, pretrained.lr, pretrained.epochs) == ("adamw", 1e-3, epochs)
+    given = chosen(monkeypatch, 10_000, 32, weights="w.pth", optimizer="sgd", weight_decay=0.1)
+    assert (given.optimizer, given.lr, given.weight_decay, given.layer_decay) == ("sgd", 0.01, 0.1, 1.0)
     monkeypatch.setattr(defaults, "backbone_of", lambda path: "resnet50")
     assert chosen(monkeypatch, 10_000, 32, weights="w.pth").backbone == "resnet50"
 
@@ -81,7 +87,7 @@ def test_a_folder_is_looked_at(tmp_path):
     longer = replace(found.config, epochs=None, iterations=70, weights="w.pth")
     assert found.sentence(found.config).endswith(
         "; colour, about 30 pixels. Trained with --backbone resnet8 --image-size 32 --augment crop flip --epochs 90 "
-        "--batch-size 64 --lr 0.05; give any of these options to change it"
+        "--batch-size 64 --optimizer sgd --lr 0.05; give any of these options to change it"
     )
     assert "--backbone resnet8 --weights w.pth --image-size 32 --augment crop flip --iterations 70" in found.sentence(
         longer
@@ -110,3 +116,28 @@ def test_a_recipe_is_taken_by_name():
     assert recipe_for("digits-lt") == RECIPES["digits-lt"]
     changed = recipe_for("cifar10-lt-100", root="data", lr=0.3)
     assert changed == replace(RECIPES["cifar10-lt-100"], root="data", lr=0.3)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "free", "expected"),
+    [
+        (60, ("backbone", "image_size", "epochs"), ("resnet34", 224, 15)),  # 51 minutes for 15 epochs
+        (20, ("backbone", "image_size", "epochs"), ("resnet34", 224, 8)),
+        (10, ("backbone", "image_size", "epochs"), ("resnet18", 224, 8)),
+        (2, ("backbone", "image_size", "epochs"), ("resnet18", 64, 11)),
+        (0.01, ("backbone", "image_size", "epochs"), ("resnet8", 32, 1)),  # nothing fits
+        (2, ("image_size", "epochs"), ("resnet34", 64, 5)),
+        (2, ("backbone", "epochs"), ("resnet18", 224, 1)),
+        (2, ("backbone", "image_size"), ("resnet10", 64, 15)),
+    ],
+)
+def test_network_size_and_epochs_fit_into_the_time(monkeypatch, minutes, free, expected):
+    usual = {"resnet34": 120, "resnet18": 60, "resnet10": 30, "resnet32": 90, "resnet20": 45, "resnet8": 15}
+    found = look_for(monkeypatch, 30_000, 400)
+
+    def seconds_of(config):
+        return config.epochs * usual[config.backbone] * (config.image_size / 224) ** 1.5
+
+    chosen = for_minutes(found, found.config, minutes, seconds_of, free)
+    assert (chosen.backbone, chosen.image_size, chosen.epochs) == expected
+    assert chosen.evaluate_every == max(round(chosen.epochs / 15), 1)

@@ -21,15 +21,17 @@ def folded(network: nn.Module) -> nn.Module:
     """A copy in evaluation mode without the batch-norms that follow a convolution.
 
     Only in an `nn.Sequential` and in the backbones of this library are modules listed in the order in which they run.
-    Other modules are not changed.
+    Other modules are not changed, nor are batch-norms that do more, such as timm's with an activation.
     """
     copy = deepcopy(network)
     copy.eval()
     for module in list(copy.modules()):
-        if not (isinstance(module, nn.Sequential) or type(module).__module__.startswith("longtail.backbones")):
+        if not (
+            type(module).forward is nn.Sequential.forward or type(module).__module__.startswith("longtail.backbones")
+        ):
             continue
         for (name, layer), (next_name, following) in pairwise(list(module.named_children())):
-            if isinstance(layer, nn.Conv2d) and isinstance(following, nn.BatchNorm2d):
+            if type(layer) is nn.Conv2d and type(following) is nn.BatchNorm2d:
                 setattr(module, name, fuse_conv_bn_eval(layer, following))
                 setattr(module, next_name, nn.Identity())
     return copy

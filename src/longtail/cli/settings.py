@@ -23,7 +23,7 @@ UNCHOSEN = TrainConfig(data="", backbone="resnet18", epochs=90)
 # Settings that decide which images there are, or which other settings suit them.
 DATA_SETTINGS = (
     *("data", "root", "train_list", "validation_list", "test_list", "path_column", "label_column", "weights"),
-    *("image_size", "validation", "seed"),
+    *("image_size", "validation", "seed", "backbone", "pretrained", "train", "optimizer"),
 )
 HELP_WORDS = ("-h", "--help")
 
@@ -51,14 +51,14 @@ def first_reading(kind: type[T], words: Sequence[str], program: str, **required:
 def starting_point(first: Training, words: Sequence[str], program: str) -> tuple[TrainConfig, Found | None]:
     """The settings that the options change: a recipe, those of the run to resume, or those chosen for images."""
     file = read_settings(first)
+    names = {word.partition("=")[0].replace("_", "-").replace("--no-", "--") for word in words}
+    given = {name: value for name, value in vars(first.settings).items() if f"--{name.replace('_', '-')}" in names}
+    given = {name: value for name, value in {**file, **given}.items() if name in DATA_SETTINGS}
     if first.source in RECIPES:
-        return changed(RECIPES[first.source], file, words), None
+        return changed(_recipe(first.source, given), file, words), None
     run = getattr(first, "out", Path()) / "run.json"
     if first.source is None and getattr(first, "resume", False) and run.exists():
         return changed(_stored(run), file, words), None
-    default = _with_length(UNCHOSEN, words)
-    given = {name: value for name, value in vars(first.settings).items() if value != getattr(default, name)}
-    given = {name: value for name, value in {**file, **given}.items() if name in DATA_SETTINGS}
     if first.source is None and "data" not in given:
         if any(word in HELP_WORDS for word in words):
             return changed(UNCHOSEN, file, words), None
@@ -69,6 +69,14 @@ def starting_point(first: Training, words: Sequence[str], program: str) -> tuple
         raise UserError(f"the data are named twice, {twice}; name them once")
     found = _look_at(first, given)
     return changed(found.config, file, words), found
+
+
+def _recipe(name: str, given: dict[str, Any]) -> TrainConfig:
+    if not given.keys() & {"backbone", "train"}:
+        return RECIPES[name]  # torch is not needed
+    from longtail.training.defaults import changed_recipe
+
+    return changed_recipe(name, given)
 
 
 def _look_at(first: Training, given: dict[str, Any]) -> Found:

@@ -188,23 +188,36 @@ class Transform:
 
 
 def training_transform(
-    names: Sequence[str], mean: Sequence[float], std: Sequence[float], *, image_size: int | None, seed: int
+    names: Sequence[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+    *,
+    image_size: int | None,
+    seed: int,
+    interpolation: str = "bilinear",
 ) -> Transform:
-    """The named augmentations; `resized-crop` determines how images from files get their size."""
+    """The named augmentations; `resized-crop` determines how images get their size."""
     for name in names:
         choose("augmentation", name, AUGMENTATION_NAMES)
     chosen = tuple(AUGMENTATIONS[name]() for name in names if name in AUGMENTATIONS)
     decode: Decode | None = None
     if image_size:
-        decode = RandomResizedCrop(image_size) if RESIZED_CROP in names else Resize(image_size)
+        kind = RandomResizedCrop if RESIZED_CROP in names else Resize
+        decode = kind(image_size, interpolation)
     return Transform(chosen, mean, std, decode, seed)
 
 
 def clean_transform(
-    names: Sequence[str], mean: Sequence[float], std: Sequence[float], *, image_size: int | None
+    names: Sequence[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+    *,
+    image_size: int | None,
+    interpolation: str = "bilinear",
 ) -> Transform:
     """No augmentation: the transform at test time for a network trained with the named augmentations."""
     decode: Decode | None = None
     if image_size:
-        decode = ResizeCenterCrop(image_size) if RESIZED_CROP in names else Resize(image_size)
+        kind = ResizeCenterCrop if RESIZED_CROP in names else Resize
+        decode = kind(image_size, interpolation)
     return Transform((), mean, std, decode)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,7 +19,8 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL import Image
 
-BILINEAR = 2  # Image.Resampling.BILINEAR; Pillow is imported when the first image is opened
+# Numbers of Pillow's Image.Resampling; Pillow is imported when the first image is opened.
+FILTERS = {"bilinear": 2, "bicubic": 3}
 MOST_16_BIT = 65535
 
 
@@ -82,6 +83,7 @@ class RandomResizedCrop:
     """
 
     size: int
+    interpolation: str = "bilinear"
     columns = 4
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
@@ -91,7 +93,8 @@ class RandomResizedCrop:
         height = min(max(round(math.sqrt(area / aspect)), 1), picture.height)
         left = int(numbers[2] * (picture.width - width + 1))
         top = int(numbers[3] * (picture.height - height + 1))
-        return picture.resize((self.size, self.size), BILINEAR, (left, top, left + width, top + height))
+        box = (left, top, left + width, top + height)
+        return picture.resize((self.size, self.size), FILTERS[self.interpolation], box)
 
 
 @dataclass(frozen=True)
@@ -99,18 +102,19 @@ class ResizeCenterCrop:
     """Resize the shorter side to 8/7 of the size, then cut the centre: 256 and 224 for ImageNet."""
 
     size: int
+    interpolation: str = "bilinear"
     columns = 0
 
     def __str__(self) -> str:
         return (
             f"cut the square of 7/8 of the shorter side at the centre and resize it to {self.size} x {self.size} "
-            "(bilinear, antialiased, as Pillow does)"
+            f"({self.interpolation}, antialiased, as Pillow does)"
         )
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
         side = min(picture.size) * 7 / 8
         left, top = (picture.width - side) / 2, (picture.height - side) / 2
-        return _resized(picture, self.size, (left, top, left + side, top + side))
+        return _resized(picture, self.size, (left, top, left + side, top + side), FILTERS[self.interpolation])
 
 
 @dataclass(frozen=True)
@@ -118,24 +122,37 @@ class Resize:
     """Resize the whole image to a square; an image that already has this size is not changed."""
 
     size: int
+    interpolation: str = "bilinear"
     columns = 0
 
     def __str__(self) -> str:
         return (
-            f"resize the whole image to {self.size} x {self.size}, whatever its shape (bilinear, antialiased, as "
-            "Pillow does)"
+            f"resize the whole image to {self.size} x {self.size}, whatever its shape ({self.interpolation}, "
+            "antialiased, as Pillow does)"
         )
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
-        return _resized(picture, self.size, (0, 0, *picture.size))
+        return _resized(picture, self.size, (0, 0, *picture.size), FILTERS[self.interpolation])
 
 
-def _resized(picture: Image.Image, size: int, box: tuple[float, float, float, float]) -> Image.Image:
+def resized_arrays(
+    pixels: np.ndarray, decode: Callable[[Image.Image, np.ndarray], Image.Image], numbers: np.ndarray
+) -> np.ndarray:
+    """Pixels (N, size, size, C) of images (N, H, W, C) uint8, each resized with its row of random numbers."""
+    from PIL import Image
+
+    channels = pixels.shape[3]
+    pictures = (Image.fromarray(array[:, :, 0] if channels == 1 else array) for array in pixels)
+    arrays = [np.asarray(decode(picture, numbers[row])) for row, picture in enumerate(pictures)]
+    return np.stack(arrays).reshape(len(arrays), *arrays[0].shape[:2], channels)
+
+
+def _resized(picture: Image.Image, size: int, box: tuple[float, float, float, float], resample: int) -> Image.Image:
     """A window of an image resized to a square, rows before columns.
 
     Pillow 13 and later resize the columns of tall images first, which changes some pixels by 1 of 255; in two calls
     every version gives the same pixels.
     """
     left, top, right, bottom = box
-    narrow = picture.resize((size, picture.height), BILINEAR, (left, 0, right, picture.height))
-    return narrow.resize((size, size), BILINEAR, (0, top, size, bottom))
+    narrow = picture.resize((size, picture.height), resample, (left, 0, right, picture.height))
+    return narrow.resize((size, size), resample, (0, top, size, bottom))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import as_rgb, opened_picture
+from longtail.data.decode import as_rgb, opened_picture, resized_arrays
 from longtail.errors import UserError
 from longtail.files.reading import reason
 
@@ -115,8 +115,11 @@ class MemoryImages(Images):
         return replace(self, labels=self.labels[kept], pixels=self.pixels.index_select(0, kept.to(self.pixels.device)))
 
     def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        rows = torch.from_numpy(indices).to(self.pixels.device)
-        return self.pixels.index_select(0, rows), np.arange(len(indices))
+        pixels = self.pixels.index_select(0, torch.from_numpy(indices).to(self.pixels.device))
+        if decode:
+            arrays = resized_arrays(pixels.permute(0, 2, 3, 1).cpu().numpy(), decode, numbers)
+            pixels = torch.from_numpy(arrays).permute(0, 3, 1, 2)
+        return pixels, np.arange(len(indices))
 
     def _samples(self) -> memoryview:
         return self.pixels.cpu().contiguous().numpy().data

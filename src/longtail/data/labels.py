@@ -22,13 +22,14 @@ LABEL_ENTRIES = ("labels", "label", "fine_label", "targets", "target", "y", "lab
 MIN_COMPARED, MAX_COMPARED = 8, 200  # samples of a data set that are compared with its list of labels
 
 
-def label_key(item: Any, dataset: Any = None, listed: np.ndarray | None = None) -> Key:
+def label_key(item: Any, dataset: Any = None, listed: np.ndarray | None = None, *, multilabel: bool = False) -> Key:
     """The position or name of the labels in a sample or batch.
 
     Args:
         item: a tuple or list (inputs, labels, …), or a dictionary.
         dataset: the data set of the item, if its samples can be read by number.
         listed: (N,) the data set's list of labels.
+        multilabel: whether the labels are (N, K) of 0 and 1.
 
     >>> label_key((torch.zeros(2, 5), torch.tensor([0, 1]), ["a.jpg", "b.jpg"]))
     1
@@ -36,7 +37,7 @@ def label_key(item: Any, dataset: Any = None, listed: np.ndarray | None = None) 
     candidates = _candidates(item)
     if len(candidates) == 1:
         return candidates[0]
-    keys = [key for key in candidates if _could_be_labels(item[key])]
+    keys = [key for key in candidates if _could_be_labels(item[key], multilabel)]
     if len(keys) <= 1:
         return keys[0] if keys else candidates[0]  # the conversion's error says what it is instead
     if dataset is not None and listed is not None:
@@ -73,8 +74,11 @@ def _candidates(item: Any) -> Sequence[Key]:
     )
 
 
-def _could_be_labels(entry: Any) -> bool:
-    """Whether an entry could be labels, in a right or wrong form: whole numbers, or rows of shares that sum to 1."""
+def _could_be_labels(entry: Any, multilabel: bool = False) -> bool:
+    """Whether an entry could be labels, in a right or wrong form: whole numbers, or rows of shares that sum to 1.
+
+    Of a multi-label set, rows of 0 and 1.
+    """
     if not isinstance(entry, torch.Tensor | np.ndarray | np.generic | list | tuple | int | float):
         return False
     try:
@@ -83,6 +87,8 @@ def _could_be_labels(entry: Any) -> bool:
         return False
     if array.dtype.kind not in "iufb" or array.ndim > 2 or not array.size:
         return False
+    if multilabel:
+        return array.ndim == 2 and bool(np.isin(array, (0, 1)).all())
     if array.ndim < 2 or array.shape[1] == 1:
         return bool((array == np.round(array)).all())
     return bool((array >= 0).all()) and bool((np.abs(array.sum(1, dtype=np.float64) - 1) < 1e-3).all())

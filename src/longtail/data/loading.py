@@ -64,7 +64,7 @@ class _DrawnBatches(Dataset[Drawn]):
     def _groups(self, plan: Iterable[Draw]) -> Iterator[list[Draw]]:
         """Groups of draws in order, each with up to `PIXELS_AT_ONCE` pixels."""
         decode, images = self.transform.decode, self.images
-        area = images.pixels[0, 0].numel() if isinstance(images, MemoryImages) else decode.size**2 if decode else 1
+        area = decode.size**2 if decode else images.pixels[0, 0].numel() if isinstance(images, MemoryImages) else 1
         group: list[Draw] = []
         for draw in plan:
             group.append(draw)

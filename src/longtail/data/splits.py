@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,8 +44,6 @@ class Splits:
     train: Images
     validation: Images | None
     test: Images | None
-    mean: Sequence[float]
-    std: Sequence[float]
     group_counts: Tensor
     """(K,) training images per class before validation images were held out."""
     validation_from_training: bool = False
@@ -115,7 +112,6 @@ def open_splits(config: DataConfig | str, *, need_every_class: bool = True) -> S
         train,
         validation,
         read.test,
-        *source.statistics,
         group_counts=whole.class_counts,
         validation_from_training=train is not whole,
         names_on_disk=read.names_on_disk,
@@ -135,14 +131,22 @@ def _root(config: DataConfig) -> Path:
     raise UserError(f"where are the images? --data {config.data} needs --root FOLDER{file}")
 
 
-def statistics(name: str) -> Statistics:
-    """Mean and standard deviation per channel of a data set's pixels, scaled to 0..1."""
-    return SOURCES[name].statistics
+def statistics(config: TrainConfig) -> Statistics:
+    """Mean and standard deviation per channel that pixels, scaled to 0..1, are normalised with.
+
+    They are those that a pretrained network expects, averaged for grey images; otherwise those of the data set.
+    """
+    known = SOURCES[config.data].statistics
+    if config.mean is None or config.std is None:
+        return known
+    grey = len(known[0]) == 1 < len(config.mean)
+    mean, std = ((sum(values) / len(values),) if grey else values for values in (config.mean, config.std))
+    return mean, std
 
 
 def image_side(config: TrainConfig) -> int:
     """Side of the square images a network of this configuration takes."""
-    side = SOURCES[config.data].side or config.image_size
+    side = config.image_size or SOURCES[config.data].side
     if side is None:
         raise UserError("images read from files need a size: give --image-size")
     return side

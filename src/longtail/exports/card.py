@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from longtail.backbones.library import library_of
 from longtail.data.splits import image_side, statistics
 from longtail.errors import UserError
 from longtail.files.atomic import replacing_folder, write_json, write_text
 from longtail.files.records import read_json
 from longtail.files.text import markdown_text, visible
-from longtail.methods import TRAIN_METHODS, candidate_title
+from longtail.methods import TRAIN_METHODS
 from longtail.metrics.scores import FEW, MANY
 from longtail.metrics.table import SCORES
 from longtail.runs.folder import Run, write_model
@@ -85,8 +86,13 @@ def _method(run: Run) -> str:
     length = f"{config.epochs:g} epochs" if config.epochs else f"{config.iterations} steps"
     text = (
         f"## Method\n\nStage one: {method.title} ({method.paper}), {config.backbone}, {length}, batch "
-        f"{config.batch_size}, learning rate {config.lr:g}, seed {config.seed}."
+        f"{config.batch_size}, {config.optimizer}, learning rate {config.lr:g}, seed {config.seed}."
     )
+    if config.train == "head":
+        text = f"## Method\n\nStage one: {config.backbone}, frozen; its head is Probe, fitted on the features."
+    if library_of(config.backbone) or config.train != "all":
+        start = "given" if config.weights else "published" if config.pretrained else "random"
+        text += f" It started from {start} weights; trained: {config.train}."
     if run.calibration:
         described, numbers = read_calibration(run.folder, model=run.model_identity)
         chosen = {
@@ -98,8 +104,6 @@ def _method(run: Run) -> str:
             f"\n\nStage two: {markdown_text(described.title)}{paper}; {settings}. Fitted on "
             f"{markdown_text(described.fitted_on.in_words())}; the backbone is that of stage one."
         )
-        if choice := fitted_value(numbers, "choice_"):
-            text += f" It chose {markdown_text(candidate_title(str(choice)))}."
         if held_out := fitted_value(numbers, "held_out_"):
             text += f" Images the network has not seen: {markdown_text(str(held_out))}."
     return text
@@ -163,7 +167,7 @@ def _both(run: Run, split: str) -> ScoresFile | None:
 
 def _loading(run: Run) -> str:
     side, channels = image_side(run.config), run.channels
-    mean, std = statistics(run.config.data)
+    mean, std = statistics(run.config)
     return f"""## How to load
 
 ```python

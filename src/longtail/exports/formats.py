@@ -167,7 +167,7 @@ def read_head(source: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         affine = _affine(numbers, source / CALIBRATION_FILE, len(run.class_names))
     texts: dict[str, Any] = {
         "formula": (*formula, SOFTMAX, CHOICE),
-        "features": f"input of the last layer, (N, {arrays['weight'].shape[1]})",
+        "features": f"input of the last layer of {run.config.backbone}, (N, {arrays['weight'].shape[1]})",
         "class_names": run.class_names,
         "method": run.calibration.method if run.calibration else run.config.method,
         "model": run.model_identity,

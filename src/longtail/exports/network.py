@@ -1,7 +1,8 @@
 """Layers that resize images of any size for an exported network, as Pillow does in the library.
 
-Pillow resizes with a triangle filter, first along rows, then along columns, and rounds to whole pixels after each.
-Each pass is one product with a matrix that depends only on the size of the image; the results equal Pillow's."""
+Pillow resizes with a triangle filter (bilinear) or a cubic one, first along rows, then along columns, and rounds to
+whole pixels after each. Each pass is one product with a matrix that depends only on the size of the image; the results
+equal Pillow's."""
 
 from __future__ import annotations
 
@@ -38,26 +39,43 @@ class Preparation(nn.Module):
         super().__init__()
         self.size, self.channels = decode.size, channels
         self.centre = isinstance(decode, ResizeCenterCrop)
+        self.kernel = KERNELS[getattr(decode, "interpolation", "bilinear")]
 
     def forward(self, pictures: Tensor) -> Tensor:
         images = _grey(pictures) if self.channels == 1 else pictures
         images = images.permute(0, 3, 1, 2).to(torch.float64)
         height, width = (torch.scalar_tensor(images.shape[axis], dtype=torch.float64) for axis in (2, 3))
         shorter = torch.minimum(height, width) * 7 / 8
-        columns = _weights(images.shape[3], width, shorter if self.centre else width, self.size)
-        rows = _weights(images.shape[2], height, shorter if self.centre else height, self.size)
+        columns = _weights(images.shape[3], width, shorter if self.centre else width, self.size, self.kernel)
+        rows = _weights(images.shape[2], height, shorter if self.centre else height, self.size, self.kernel)
         resized = _rounded(rows @ _rounded(images @ columns.T))
         return resized.to(torch.float32) / 255
 
 
-def _weights(pixels: int, extent: Tensor, window: Tensor, size: int) -> Tensor:
+def _triangle(distances: Tensor) -> Tensor:
+    return (1 - distances).clamp(min=0.0)
+
+
+def _cubic(distances: Tensor) -> Tensor:
+    """Keys' cubic with a = -1/2."""
+    near = (1.5 * distances - 2.5) * distances * distances + 1
+    far = (((distances - 5) * distances + 8) * distances - 4) * -0.5
+    return torch.where(distances < 1, near, torch.where(distances < 2, far, 0.0))
+
+
+# Interpolation → weight of a pixel by its distance, in new pixels or, where the image grows, in old ones.
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": _triangle, "bicubic": _cubic}
+
+
+def _weights(pixels: int, extent: Tensor, window: Tensor, size: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
     """Weight of each pixel of a line in each of `size` new pixels, (size, pixels), for the `window` at its centre."""
     step = window / size
     reach = step.clamp(min=1.0)
     middles = (extent - window) / 2 + (torch.arange(size, dtype=torch.float64) + 0.5) * step
     distances = torch.arange(pixels, dtype=torch.float64) + 0.5 - middles.unsqueeze(1)
-    shares = (1 - distances.abs() / reach).clamp(min=0.0)
-    return torch.floor(shares / shares.sum(1, keepdim=True) * PRECISION + 0.5) / PRECISION
+    shares = kernel(distances.abs() / reach)
+    shares = shares / shares.sum(1, keepdim=True) * PRECISION
+    return torch.floor(shares.abs() + 0.5) * shares.sign() / PRECISION
 
 
 def _rounded(pixels: Tensor) -> Tensor:
@@ -123,9 +141,14 @@ class Deployment:
             colour = ", RGB" if run.channels == 3 else ""
             takes = f"images (N, {run.channels}, {side}, {side}), float32, pixels from 0 to 1{colour}"
             left = f"{in_words(run)}; normalisation is inside the network"
+        mean, std = statistics(run.config)
         details = {
             "input": takes,
             "preprocessing": left,
+            "mean": mean,
+            "std": std,
+            "interpolation": run.config.interpolation,
+            "backbone": run.config.backbone,
             "output": f"logits (N, {len(run.class_names)})",
             "class_names": run.class_names,
             "method": run.config.method,
@@ -135,7 +158,7 @@ class Deployment:
         }
         decode = resizing(run) if with_preprocessing else None
         preparation = Preparation(decode, run.channels) if decode else None
-        network = Deployed(model, *statistics(run.config.data), preparation).eval()
+        network = Deployed(model, mean, std, preparation).eval()
         return cls(network, shape, details, decode)
 
     @property

@@ -1,4 +1,4 @@
-"""The version of the library."""
+"""The version of the library, and what a file says of the machine, the packages and the command that wrote it."""
 
 from __future__ import annotations
 

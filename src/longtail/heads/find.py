@@ -21,8 +21,8 @@ from longtail.heads.attach import OutputPath, logits_paths, shapes
 from longtail.heads.fold import LAYERS, InputOutput, changed, head_features, recording, recording_rows, why_not_linear
 
 Form = Literal["logits", "log_softmax", "softmax", "sigmoid"]
-SEVERAL: tuple[Form, ...] = ("logits", "log_softmax", "softmax")
-SINGLE: tuple[Form, ...] = ("logits", "sigmoid")
+SINGLE_LABEL: tuple[Form, ...] = ("logits", "log_softmax", "softmax")
+MULTI_LABEL: tuple[Form, ...] = ("logits", "sigmoid")
 Reduction = Literal["mean", "pick", "unknown"]
 Run = Callable[[], Any]
 
@@ -35,8 +35,7 @@ class Head:
         path: where the logits are in the output of the model.
         layers: paths of the layers whose outputs add up to the logits; empty if there are none.
         gains: the factor of each layer's output in that sum.
-        form: what the model applies to the logits at the end: nothing, a softmax, a log-softmax or, to one logit, a
-            sigmoid.
+        form: what the model applies to the logits at the end: nothing, a softmax, a log-softmax or a sigmoid.
         has_features: whether each of the layers receives one vector per sample.
         reduction: how several outputs of a layer for one sample (tokens, positions, runs) become one: their mean,
             or one of them; if unknown, a second run of each batch verifies the head.
@@ -55,7 +54,7 @@ class Head:
 
     def formed(self, logits: Tensor) -> Tensor:
         """What the model returns for logits (N, K), or for one logit (N, 1)."""
-        if self.form in SINGLE:
+        if self.form in MULTI_LABEL:
             return logits if self.form == "logits" else logits.sigmoid()
         return getattr(logits, self.form)(1)
 
@@ -128,10 +127,13 @@ def follows(head: Head, logits: Tensor, moved: Tensor) -> bool:
     return difference <= share * float(expected.abs().max())
 
 
-def search(model: nn.Module, run: Run, samples: int, only: str | None = None) -> Head:
+def search(
+    model: nn.Module, run: Run, samples: int, only: str | None = None, forms: tuple[Form, ...] = SINGLE_LABEL
+) -> Head:
     """The head of a model, given its output for some samples; with `only`, among that layer and those inside it.
 
-    `run` runs the model on the same samples each time, with the same random numbers.
+    `run` runs the model on the same samples each time, with the same random numbers. `forms` are those that the output
+    may have: in a model of one class per sample, sigmoids would not be the probabilities of the calibrated logits.
     """
     name = type(model).__name__
     layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, LAYERS)}
@@ -147,7 +149,7 @@ def search(model: nn.Module, run: Run, samples: int, only: str | None = None) ->
     if not any(bool(path.logits(output).isfinite().all()) for path in paths):
         raise UserError(f"{name} returns NaN or inf on the first batch; check its inputs and weights")
     candidates = {path: rows for path, rows in recorded.items() if path in allowed}
-    heads = [head for path in paths if (head := _head_at(path, output, layers, candidates, run)) is not None]
+    heads = [head for path in paths if (head := _head_at(path, output, layers, candidates, run, forms)) is not None]
     if len({head.layers for head in heads}) == 1:  # logits beside their softmax: a folded calibration changes both
         heads = [min(heads, key=lambda head: get_args(Form).index(head.form))]
     if len(heads) > 1:
@@ -168,7 +170,7 @@ def search(model: nn.Module, run: Run, samples: int, only: str | None = None) ->
             "logits, or name them as the entry 'logits'"
         )
     logits = paths[0].logits(output).detach()
-    return Head(paths[0], obstacle=_why_no_layer(model, logits), single=logits.shape[1] == 1)
+    return Head(paths[0], obstacle=_why_no_layer(model, logits), single=logits.shape[1] == 1 and forms != MULTI_LABEL)
 
 
 def _inside(model: nn.Module, name: str, layers: Mapping[str, nn.Module]) -> set[str]:
@@ -186,7 +188,12 @@ def _inside(model: nn.Module, name: str, layers: Mapping[str, nn.Module]) -> set
 
 
 def _head_at(
-    path: OutputPath, output: Any, layers: Mapping[str, nn.Module], recorded: Mapping[str, Tensor], run: Run
+    path: OutputPath,
+    output: Any,
+    layers: Mapping[str, nn.Module],
+    recorded: Mapping[str, Tensor],
+    run: Run,
+    forms: tuple[Form, ...],
 ) -> Head | None:
     """The layers whose outputs are, or add up to, the logits at a path of the output."""
     logits = path.logits(output).detach()
@@ -203,14 +210,14 @@ def _head_at(
 
     for name, rows in reversed(wide.items()):
         rows = rows.flatten(1)
-        for form in (SINGLE if classes == 1 else SEVERAL) if rows.shape == logits.shape else ():
-            head = Head(path, (name,), (1.0,), form, single=classes == 1)
+        for form in (MULTI_LABEL if classes == 1 else forms) if rows.shape == logits.shape else ():
+            head = Head(path, (name,), (1.0,), form, single=classes == 1 and forms != MULTI_LABEL)
             same = torch.equal(rows, logits) if form == "logits" else close(head.formed(rows.float()), logits)
             # Outputs may be equal for these samples alone: a clamp, a branch by confidence.
             if same and follows(head, rows, moved([name], *probe(rows))):
                 return head
     gains = _measured_gains(logits, wide, moved)
-    head = Head(path, tuple(gains), tuple(gains.values()), single=classes == 1)
+    head = Head(path, tuple(gains), tuple(gains.values()), single=classes == 1 and forms != MULTI_LABEL)
     if abs(sum(gains.values())) < 0.01 or not follows(head, logits, moved(head.layers, *probe(logits))):
         return None
     return head

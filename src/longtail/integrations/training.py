@@ -51,6 +51,8 @@ class Calibration:
         self.head = head
         self.history_: list[dict[str, float]] = []
         self.method.check_settings()
+        if self.method.multilabel:
+            raise UserError("the callback scores one class per sample; call longtail.calibrate after the training")
 
     def score(self, model: nn.Module, held_out: Any, train: Any) -> dict[str, float]:
         """Balanced accuracy, accuracy by shots, and the correlation of margins with class size, on held-out batches."""

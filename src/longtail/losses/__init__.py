@@ -10,6 +10,7 @@ from longtail.losses.focal import Focal
 from longtail.losses.lade import LADE
 from longtail.losses.ldam import LDAM
 from longtail.losses.logit_adjusted import LogitAdjusted
+from longtail.losses.multilabel import ClassBalancedBCE
 from longtail.losses.seesaw import Seesaw
 from longtail.losses.supcon import SupCon
 from longtail.losses.weighted import WeightedCrossEntropy
@@ -19,6 +20,7 @@ __all__ = [
     "LDAM",
     "BalancedSoftmax",
     "ClassBalanced",
+    "ClassBalancedBCE",
     "Equalization",
     "Focal",
     "LogitAdjusted",

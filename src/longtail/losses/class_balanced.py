@@ -87,8 +87,13 @@ def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
     >>> effective_number_weights(torch.tensor([1000.0, 1.0]), 0.0).tolist()
     [1.0, 1.0]
     """
+    return sum_to_classes(inverse_effective_number(counts, beta))
+
+
+def inverse_effective_number(counts: Tensor, beta: float) -> Tensor:
+    """1 / (1 - beta^n) of counts of a floating dtype."""
     # 1 - beta^n is computed from the logarithm: with beta near 1 and small n the plain difference loses precision.
     log_power = counts * (math.log(beta) if beta > 0 else -math.inf)
     # expm1(x) is written as tanh(x/2) (e^x + 1): torch.compile turns torch.expm1 into e^x - 1, which is wrong by
     # 2e-4 for n = 1.
-    return sum_to_classes(-1 / ((log_power / 2).tanh() * (log_power.exp() + 1)))
+    return -1 / ((log_power / 2).tanh() * (log_power.exp() + 1))

@@ -22,11 +22,12 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _SUM_TOLERANCE = 0.01  # the sum of probabilities in bfloat16 differs from 1 by some thousandths
 
 
-def as_class_counts(class_counts: ClassCounts, needed_by: str) -> Tensor:
-    """Class counts (K,) as int64; K must be at least 2, and every class must have a sample."""
+def as_class_counts(class_counts: ClassCounts, needed_by: str, *, at_least: int = 2) -> Tensor:
+    """Class counts (K,) as int64, of at least so many classes; every class must have a sample."""
     counts = _vector("class_counts", class_counts)
-    if len(counts) < 2:
-        raise UserError(f"{needed_by} needs at least two classes, class_counts has {len(counts)}")
+    if len(counts) < at_least:
+        least = "two classes" if at_least == 2 else "one label"
+        raise UserError(f"{needed_by} needs at least {least}, class_counts has {len(counts)}")
     if counts.is_floating_point() and not bool((torch.isfinite(counts) & (counts == counts.round())).all()):
         raise UserError("class_counts must be whole numbers of training samples")
     whole = counts.long()

@@ -2,7 +2,7 @@
 
 from longtail.metrics.confidence import Predictions, expected_calibration_error, reliability
 from longtail.metrics.margins import ClassMeans, margins
-from longtail.metrics.scores import Metrics, evaluate, evaluate_predictions, shot_groups
+from longtail.metrics.scores import Metrics, average_precision, evaluate, evaluate_predictions, shot_groups
 from longtail.metrics.table import SCORES, SHOTS, Score
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Metrics",
     "Predictions",
     "Score",
+    "average_precision",
     "evaluate",
     "evaluate_predictions",
     "expected_calibration_error",

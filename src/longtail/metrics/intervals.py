@@ -68,28 +68,34 @@ def over_seeds(values: list[float]) -> Interval:
     return _student(mean, float(np.var(values, ddof=1)) / len(values), len(values) - 1)
 
 
-def paired_difference(first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> Interval:
+def paired_difference(
+    first: np.ndarray, second: np.ndarray, labels: np.ndarray, class_counts: np.ndarray | None = None
+) -> Interval:
     """Difference of balanced accuracy, first minus second, on the same test images.
 
     Args:
         first: (S, N) whether each of N predictions is correct, for S seeds.
         second: the same for the other method.
         labels: (N,) true classes.
+        class_counts: (K,) training images per class; if given, the difference of top-1 at the training prior.
     """
     change = np.atleast_2d(first).astype(np.float64) - np.atleast_2d(second).astype(np.float64)
     seeds = len(change)
-    _, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    present, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     classes = len(sizes)
+    shares = np.ones(classes) if class_counts is None else class_counts[present].astype(np.float64)
+    shares = shares / shares.sum() if shares.any() else np.full(classes, 1 / classes)
     per_seed = np.stack([np.bincount(codes, row, classes) / sizes for row in change])  # (S, K)
-    value = float(per_seed.mean())
-    of_images = image_variances(change.mean(0), codes, sizes) / (sizes * classes**2)
+    of_seed = per_seed @ shares
+    value = float(of_seed.mean())
+    of_images = image_variances(change.mean(0), codes, sizes) * shares**2 / sizes
     spread, freedom = of_images.sum(), np.square(of_images) / (sizes + ADDED_IMAGES - 1)
     if seeds < FEWEST_SEEDS:
         return _possible(_student(value, float(spread), float(spread**2 / freedom.sum())))
-    of_seeds = float(per_seed.mean(1).var(ddof=1)) / seeds
+    of_seeds = float(of_seed.var(ddof=1)) / seeds
     residual = change - change.mean(0) - per_seed[:, codes] + per_seed.mean(0)[codes]
     squares = np.bincount(codes, np.square(residual).sum(0), classes) / (np.maximum(sizes - 1, 1) * (seeds - 1))
-    both = float((squares / (sizes * seeds * classes**2)).sum())
+    both = float((squares * shares**2 / (sizes * seeds)).sum())
     variance = max(of_seeds + float(spread) - both, of_seeds, float(spread))
     return _possible(_student(value, variance, variance**2 / (of_seeds**2 / (seeds - 1) + float(freedom.sum()))))
 
@@ -154,6 +160,17 @@ def fallen_classes(before: np.ndarray, after: np.ndarray, labels: np.ndarray, na
     shares = {label: (before[labels == label].mean(), after[labels == label].mean()) for label in found}
     deepest = sorted(found, key=lambda label: change.value[label])
     return [Fallen(names[label], float(shares[label][0]), float(shares[label][1])) for label in deepest]
+
+
+def collapsed_classes(fallen: list[Fallen], names: Sequence[str], class_counts: np.ndarray) -> list[Fallen]:
+    """Of the fallen classes, those of the largest third that keep less than a fifth of their accuracy.
+
+    >>> lost = [Fallen("ant", 0.48, 0.02), Fallen("fly", 0.3, 0.0)]
+    >>> [one.name for one in collapsed_classes(lost, ("ant", "bee", "fly"), np.array([90, 20, 9]))]
+    ['ant']
+    """
+    large = {names[label] for label in np.argsort(-class_counts, kind="stable")[: max(len(names) // 3, 1)]}
+    return [one for one in fallen if one.name in large and one.after < one.before / 5]
 
 
 def fallen_text(fallen: list[Fallen], most: int = 10) -> str:

@@ -18,6 +18,7 @@ from longtail.errors import UserError
 from longtail.files.tensors import as_array
 from longtail.metrics.confidence import Predictions, binned, gap
 from longtail.metrics.table import BINARY_SCORES, SHOTS
+from longtail.outputs.checks import as_label_matrix
 
 MANY, FEW = 100, 20
 LISTED_CLASSES = 1000  # with more classes nearly all cells of a confusion matrix are 0
@@ -162,6 +163,29 @@ def ranking_scores(scores: np.ndarray, positive: np.ndarray) -> tuple[float | No
     below = np.cumsum(sizes - hits) - (sizes - hits) / 2  # negatives below each value, half of the equal ones
     precision = np.cumsum(hits[::-1]) / np.cumsum(sizes[::-1])
     return float(hits @ below / (positive.sum() * (~positive).sum())), float(hits[::-1] @ precision / positive.sum())
+
+
+def average_precision(scores: ArrayLike, labels: ArrayLike) -> np.ndarray:
+    """(K,) average precision of each label, from scores (N, K) of any unit and labels (N, K) of 0 and 1.
+
+    NaN for a label without positives; `np.nanmean` of the result is the mean average precision (mAP). Scales and shifts
+    per label, such as a calibration's, do not change it. A label in random order has its prevalence.
+
+    >>> average_precision([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]], [[1, 1], [0, 0], [1, 0]]).round(2).tolist()
+    [0.83, 0.33]
+    """
+    from sklearn.metrics import average_precision_score  # slow to import
+
+    values, truth = as_array(scores), as_label_matrix(labels).numpy()
+    if values.shape != truth.shape:
+        raise UserError(f"scores have shape {values.shape}, but labels {truth.shape}")
+    if not np.isfinite(values).all():
+        raise UserError(f"scores of row {int(np.argmin(np.isfinite(values).all(1)))} are not finite")
+    present = truth.any(0)
+    result = np.full(truth.shape[1], np.nan)
+    if present.any():
+        result[present] = average_precision_score(truth[:, present], values[:, present], average=None)
+    return result
 
 
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:

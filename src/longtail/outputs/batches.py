@@ -26,6 +26,7 @@ from longtail.errors import UserError
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import Attached
 from longtail.heads.layers import unwrap
+from longtail.outputs.checks import as_label_matrix
 from longtail.outputs.loaders import ImageLoader
 
 ARRAYS = Tensor | np.ndarray
@@ -38,7 +39,7 @@ class ModelBatch:
     Args:
         args: positional inputs.
         kwargs: named inputs.
-        labels: (N,).
+        labels: (N,), of a multi-label set (N, K).
         indices: (N,) the order of the samples among all, if the loader knows it.
         repeated: whether the batch came before.
     """
@@ -75,7 +76,9 @@ def read_batches(loader: Any) -> Iterable[Any]:
     return loader.batches() if isinstance(loader, ImageLoader) else loader
 
 
-def model_batches(batches: Iterable[Any], loader: Any, model: nn.Module, device: torch.device) -> Iterator[ModelBatch]:
+def model_batches(
+    batches: Iterable[Any], loader: Any, model: nn.Module, device: torch.device, *, multilabel: bool = False
+) -> Iterator[ModelBatch]:
     """The batches of a loader as the model takes them, on its device."""
     key = None
     with quiet_about_workers():  # torch has warned when the loader was made
@@ -84,14 +87,17 @@ def model_batches(batches: Iterable[Any], loader: Any, model: nn.Module, device:
         if isinstance(batch, ImageBatch):
             yield ModelBatch((batch.images,), {}, batch.labels, batch.indices)
             continue
-        key = _label_key(batch, loader) if key is None else key
-        yield split_batch(batch, model, device, key)
+        if key is None:
+            key = label_key(batch, multilabel=True) if multilabel else _label_key(batch, loader)
+        yield split_batch(batch, model, device, key, multilabel=multilabel)
 
 
-def split_batch(batch: Any, model: nn.Module, device: torch.device, key: Key | None = None) -> ModelBatch:
+def split_batch(
+    batch: Any, model: nn.Module, device: torch.device, key: Key | None = None, *, multilabel: bool = False
+) -> ModelBatch:
     """The inputs of the model, on its device, and the labels, which are at `key`."""
-    key = label_key(batch) if key is None else key
-    labels = class_numbers(batch[key])
+    key = label_key(batch, multilabel=multilabel) if key is None else key
+    labels = as_label_matrix(batch[key]) if multilabel else class_numbers(batch[key])
     if isinstance(batch, Mapping):
         inputs: Any = {name: value for name, value in batch.items() if name != key}
     elif hasattr(batch, "_fields") or int(key) < 2:
@@ -205,7 +211,10 @@ def _described(labels: Tensor) -> str:
     if bool(ones) and bool((per_sample == 1).all()):
         return f"{shape}; if every sample of the set has exactly one 1, labels.argmax(1) makes class numbers of them"
     if bool(ones):
-        return f"{shape} with several classes per sample (or none): multi-label data, which is not calibrated here"
+        return (
+            f"{shape} with several classes per sample (or none): multi-label data, which "
+            "longtail.posthoc.MultiLabelCalibration calibrates"
+        )
     if labels.is_floating_point() and bool(((per_sample - 1).abs() < 1e-3).all()):
         return f"{shape} that sum to 1, as mixup makes them: use a loader without it, whose labels are classes"
     return f"{shape}: several numbers per sample"

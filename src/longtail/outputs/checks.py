@@ -149,6 +149,30 @@ def as_labels(y: Any, shape: tuple[int, ...], class_names: np.ndarray | None = N
     return torch.from_numpy(codes.astype(np.int64)), names
 
 
+def as_label_matrix(y: Any) -> Tensor:
+    """Labels (N, K) of a multi-label set, one column of 0 and 1 per label, as bool."""
+    if y is None or hasattr(y, "toarray"):
+        what = "requires y to be passed, but the target y is None" if y is None else "labels are a sparse matrix"
+        raise UserError(f"{what}; pass a dense array (N, K) of 0 and 1")
+    try:
+        values = as_array(y)
+    except ValueError as error:  # NumPy's, about rows of different lengths
+        raise UserError("labels must have one column per label: every sample needs K entries of 0 and 1") from error
+    if values.ndim != 2 or values.dtype.kind not in "iubf":
+        raise UserError(
+            f"multi-label targets must have shape (samples, labels) and entries 0 and 1, not {values.dtype} of shape "
+            f"{values.shape}"
+        )
+    wrong = (values != 0) & (values != 1)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise UserError(
+            f"label {column} of row {row} is {values[row, column]:g}, not 0 or 1; leave out samples whose labels are "
+            "not known"
+        )
+    return torch.from_numpy(values.astype(bool))
+
+
 def _whole_numbers(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind == "f":
         if not np.isfinite(values).all():
@@ -188,7 +212,7 @@ def vector(values: Any, classes: int, name: str) -> np.ndarray:
     array = as_array(values)
     if array.shape != (classes,):
         raise UserError(f"{name} must have one number per class: shape ({classes},), not {array.shape}")
-    array = array.astype(np.float64)
+    array = array.astype(np.float64) if array.dtype.kind in "fiub" else _from_objects(array, name)
     if not np.isfinite(array).all():
         raise UserError(f"{name}[{int(np.argmin(np.isfinite(array)))}] is not finite")
     return array

@@ -173,6 +173,22 @@ class Source:
             join_shards(path, arrays, numbers, constant, header.to_dict(), world, positions)
         return Outputs.open(path)
 
+    def multilabel(
+        self, session: InferenceSession, detector: HeadDetector, display: Display = QUIET
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits (N, K) and labels (N, K) of 0 and 1 of a multi-label model, in memory."""
+        if self.info.uneven:
+            raise UserError(
+                "the loader may show some samples more often than others, which changes the prevalence of the labels; "
+                "pass a loader that shows each sample once"
+            )
+        model, world = session.model, session.world
+        with row_store(None, np.dtype(np.float32), world, without=("features",)) as store:
+            collect(model, self.loader, store, detector, world, session.device, display, multilabel=True)
+            arrays = store.arrays()
+            rows = joined(arrays, row_numbers(self.info, arrays, world), world)
+        return rows["logits"], rows["labels"]
+
     def _counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """(K,) training samples per class, given the labels (N,) of all rows."""
         if self.subsample is not None:
@@ -199,6 +215,8 @@ def collect(
     world: World,
     device: torch.device,
     display: Display = QUIET,
+    *,
+    multilabel: bool = False,
 ) -> Head:
     """Run a model over a loader, store its outputs row by row, and return its head."""
     together = world.size > 1 and runs_together(model)
@@ -206,11 +224,11 @@ def collect(
     of_images = isinstance(loader, ImageLoader)
     total, unit = (loader.passes * len(loader.images), "images") if of_images else (length_hint(source), "batches")
     with sharing_errors(world, off=together), display.task("extracting", total, unit=unit) as task:
-        batches = model_batches(source, loader, model, device)
+        batches = model_batches(source, loader, model, device, multilabel=multilabel)
         batches = _in_step(batches, world) if together else (batch for batch in batches if len(batch))
         for batch, outputs in infer(model, batches, detector):
             if not batch.repeated:
-                labels = batch.labels.cpu().numpy().astype(np.int64)
+                labels = batch.labels.cpu().numpy().astype(np.uint8 if multilabel else np.int64)
                 indices = {} if batch.indices is None else {"indices": batch.indices.numpy()}
                 store.add(**outputs.arrays(), labels=labels, **indices)
             task.advance(len(batch) * world.size if of_images else 1)

@@ -47,8 +47,11 @@ class Summary:
         for _, chunk in LogitRows(arrays["logits"]).chunks():
             sums += torch.stack([chunk.double().sum(0), chunk.double().square().sum(0)])
         mean, square = (sums / size).numpy()
-        labels = np.bincount(np.clip(arrays["labels"], 0, classes - 1), minlength=classes)
-        return cls(size, shards, positions, labels, mean, float(np.sqrt(np.maximum(square - mean**2, 0).mean())))
+        labels = arrays["labels"]
+        per_class = (
+            np.bincount(np.clip(labels, 0, classes - 1), minlength=classes) if labels.ndim == 1 else labels.sum(0)
+        )
+        return cls(size, shards, positions, per_class, mean, float(np.sqrt(np.maximum(square - mean**2, 0).mean())))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from longtail.distributed import World, find_device, group_of_caller
 from longtail.errors import UserError
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import OutputPath, two_logits
-from longtail.heads.find import Head, close, follows, probe, search
+from longtail.heads.find import SINGLE_LABEL, Form, Head, close, follows, probe, search
 from longtail.heads.fold import changed, head_features, recording
 from longtail.heads.layers import hash_of, runs_together, unwrap, whole
 from longtail.outputs.batches import ModelBatch
@@ -65,6 +65,7 @@ class HeadDetector:
         name: of the classifier layer, if the user named it.
         head: the head, if it is known already.
         check: raises for heads that the caller cannot use.
+        forms: what the model may apply to its logits at the end.
 
     Attributes:
         samples: the first samples, and those with the largest logits.
@@ -77,8 +78,9 @@ class HeadDetector:
         *,
         head: Head | None = None,
         check: Callable[[Head], None] = lambda head: None,
+        forms: tuple[Form, ...] = SINGLE_LABEL,
     ) -> None:
-        self.model, self.name, self.head, self.check = model, name, head, check
+        self.model, self.name, self.head, self.check, self.forms = model, name, head, check, forms
         self._compared_alone = head is not None or runs_together(model)
         self.first: Head | None = None
         self.samples: tuple[ModelBatch, ...] = ()
@@ -87,7 +89,7 @@ class HeadDetector:
     def outputs(self, batch: ModelBatch) -> BatchOutputs:
         """The outputs of one batch."""
         if self.head is None:
-            self.head = detect_head(self.model, batch, self.name)
+            self.head = detect_head(self.model, batch, self.name, self.forms)
         if self.first is None:
             self.first = self.head
             self.check(self.head)
@@ -116,7 +118,9 @@ class HeadDetector:
         return head
 
 
-def detect_head(model: nn.Module, batch: ModelBatch, only: str | None = None) -> Head:
+def detect_head(
+    model: nn.Module, batch: ModelBatch, only: str | None = None, forms: tuple[Form, ...] = SINGLE_LABEL
+) -> Head:
     """The head of a model, found with some samples of a batch."""
     some = batch.only(slice(SAMPLES))
 
@@ -134,7 +138,7 @@ def detect_head(model: nn.Module, batch: ModelBatch, only: str | None = None) ->
         ) from error
     except Exception as error:
         raise UserError(f"{type(model).__name__} fails on the first batch: {type(error).__name__}: {error}") from error
-    return search(model, run, len(some), only)
+    return search(model, run, len(some), only, forms)
 
 
 def forward(model: nn.Module, batch: ModelBatch, head: Head) -> BatchOutputs:
@@ -191,12 +195,8 @@ def warn_of_batchwise(model: nn.Module, batch: ModelBatch, logits: Tensor, head:
     together = logits[:few].double()
     is_random = not torch.allclose(alone, again, rtol=1e-3, atol=1e-3 * float(alone.std()))
     if not is_random and float((alone - together).abs().max()) > BATCHWISE * float(logits.double().std()):
-        warnings.warn(
-            f"the logits of {type(model).__name__} depend on the rest of the batch (batch-norm without running "
-            "statistics, or a normalisation over the batch): alone, samples get other predictions than those that are "
-            "calibrated and scored",
-            stacklevel=2,
-        )
+        message = "depend on the rest of the batch (batch-norm without running statistics?): alone, samples get others"
+        warnings.warn(f"the logits of {type(model).__name__} {message}", stacklevel=2)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,6 @@ BOUNDARY = (
     "marc:solver=sgd",
     "marc:gamma=auto",
     "halo",
-    "auto",
 )
 LEARNABLE = ("crt", "lws", "disalign", "marc")
 

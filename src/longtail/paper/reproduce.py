@@ -24,8 +24,9 @@ from longtail.metrics.table import SCORES, SHOTS
 from longtail.paper.items import AFTER_STAGE_ONE, FORMULAS, NUMBERS, SCORES_SHOWN
 from longtail.paper.work import Work, require_data, take_released
 from longtail.posthoc.inputs import fit_outputs
+from longtail.posthoc.marc import MARC
 from longtail.recipes import RECIPES
-from longtail.report.build import calibrated_elsewhere, fit_gammas
+from longtail.report.build import calibrated_elsewhere
 from longtail.report.figures import AFTER, BEFORE, drawing, plain, save, write_figures
 from longtail.report.summary import Calibrated, Summary, summarise
 from longtail.runs.folder import build_posthoc_for
@@ -248,7 +249,7 @@ def _summary(work: Work) -> Summary:
         fit_outputs(method, train, validation)
         logits = np.asarray(method.transform(test))
         calibrated.append(Calibrated(POSTHOC_METHODS[name].title, logits, method.n_parameters_))
-    gammas = fit_gammas(train, work.display) if work.item.kind == "gamma" else {}
+    gammas = MARC().fit_path(train) if work.item.kind == "gamma" else {}
     return summarise(test, validation, calibrated, gammas)
 
 

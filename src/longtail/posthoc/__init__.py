@@ -1,13 +1,14 @@
 """Methods that calibrate a trained classifier from its stored outputs: one file each."""
 
-from longtail.posthoc.auto import Auto
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
 from longtail.posthoc.halo import HALO
+from longtail.posthoc.limited import Limited
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.lws import LWS
 from longtail.posthoc.marc import MARC
+from longtail.posthoc.multilabel import MultiLabelCalibration
 from longtail.posthoc.platt import PlattScaling
 from longtail.posthoc.probe.estimator import Probe
 from longtail.posthoc.scale_and_shift import AffinePostHoc
@@ -22,11 +23,12 @@ __all__ = [
     "LWS",
     "MARC",
     "AffinePostHoc",
-    "Auto",
     "DisAlign",
     "FitResult",
+    "Limited",
     "LogitAdjustment",
     "MatrixScaling",
+    "MultiLabelCalibration",
     "PlattScaling",
     "PostHoc",
     "Probe",

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Self, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -22,18 +22,16 @@ from longtail.files.tensors import as_array, single_at_least, writable
 from longtail.heads.layers import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
+from longtail.posthoc.deployment import DeploymentMixin
 from longtail.posthoc.held_out import require_unseen
 from longtail.posthoc.inputs import FitData, as_fit_data
 from longtail.posthoc.result_check import check_fit_result
 from longtail.posthoc.solver import FitResult
 
-if TYPE_CHECKING:
-    from longtail.posthoc.auto import Trial
-
 Method = TypeVar("Method", bound="PostHoc")
 
 
-class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """A calibration of a trained classifier's logits.
 
     Fitted attributes: `classes_`, `n_features_in_` (K), `feature_names_in_` (names of columns, if given), `result_`.
@@ -49,12 +47,16 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     """Whether its fit depends on the model's predictions on training images."""
     refuses_seen: ClassVar[bool] = False
     """Whether held-out samples given as arrays are refused, too, if they are training samples."""
+    multilabel: ClassVar[bool] = False
+    """Whether a sample can have several labels: y is (N, K) of 0 and 1, and probabilities are sigmoids."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Settings that may be "auto"; the value used is in the attribute of the same name with an underscore."""
     stage_two: ClassVar[dict[str, str]] = {}
     """Settings that the recipe of a data set determines: name here → steps, batch_size or weight_decay."""
     for_balanced_logits: ClassVar[dict[str, Any]] = {}
     """Settings for a network whose training adds the class prior to the logits (balanced softmax and its relatives)."""
+    for_frozen_backbone: ClassVar[dict[str, Any]] = {}
+    """Settings for a network whose features were never trained on the images (`--train head`)."""
     adds: ClassVar[str] = ""
     """What a method that wraps another adds to it, for titles: "temperature"."""
     wrapped: PostHoc | None = None
@@ -109,17 +111,14 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         return self.fit_checked(data, held_out)
 
     def fit_cross_validated(self, logits: Any, y: Any, **arrays: Any) -> Self:
-        """`fit` on cross-validated logits (N, K): each row is by a model that has not seen its sample.
-
-        The samples serve both as training samples and as held-out ones; the arrays are those of `fit`.
-        """
+        """`fit` on cross-validated logits (N, K), each by a model that has not seen its sample: all are held out."""
         self.check_settings()
         data = self._check(logits, y, **arrays)
         validate_data(self, logits, skip_check_array=True)
-        return self.fit_checked(data, data if self.needs_validation else None)
+        return self.fit_checked(data, data)
 
     def fit_checked(self, data: FitData, validation: FitData | None, *, judge: bool = True) -> Self:
-        """Fit on checked input; the processes of `data.world` share the work. A result that does harm is warned of."""
+        """Fit on checked input; `judge`: warn of harm, and try the method on the held-out samples."""
         if validation is not None and validation.num_classes != data.num_classes:
             raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
         self.classes_, self.n_features_in_ = data.classes, data.num_classes
@@ -130,6 +129,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
         self._require_finite()
         if judge:
             check_fit_result(self, data, validation)
+            self._try_on_unseen(data, validation)
         return self
 
     def _require_finite(self) -> None:
@@ -159,12 +159,7 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
 
     def refitted(self, data: FitData, validation: FitData) -> PostHoc:
         """The method fitted for other held-out samples; by default anew, if its fit uses them."""
-        return unfitted(self).fit_checked(data, validation) if self.needs_validation else self
-
-    @property
-    def trial(self) -> Trial | None:
-        """The comparison of candidates, if the method was chosen among several."""
-        return None if self.wrapped is None else self.wrapped.trial
+        return unfitted(self).fit_checked(data, validation, judge=False) if self.needs_validation else self
 
     def notes(self) -> list[str]:
         """Sentences about the fit that a user should read."""
@@ -254,11 +249,14 @@ class PostHoc(ClassifierMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstim
     def predict_proba(self, logits: Outputs | ArrayLike, features: Any = None) -> np.ndarray: ...
 
     def predict_proba(self, logits: Any, features: Any = None) -> Array:
-        """Probabilities (N, K): the softmax of the calibrated logits."""
+        """Probabilities (N, K): the softmax of the calibrated logits; for several labels per sample, their sigmoid."""
         calibrated = self._calibrated(logits, features)
         if isinstance(calibrated, Tensor):
-            return calibrated.softmax(1)
-        return torch.from_numpy(calibrated).softmax(1).numpy()
+            return self._probabilities(calibrated)
+        return self._probabilities(torch.from_numpy(calibrated)).numpy()
+
+    def _probabilities(self, calibrated: Tensor) -> Tensor:
+        return calibrated.softmax(1)
 
     @overload
     def predict(self, logits: Tensor, features: Any = None) -> Tensor: ...

@@ -211,8 +211,8 @@ def warn_if_no_errors(method: PostHoc, train: Outputs | None) -> None:
     if accuracy >= NEARLY_PERFECT:
         warnings.warn(
             f"the model has a balanced accuracy of {100 * accuracy:.1f} % on the training images, so "
-            f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO or Auto "
-            "(--method halo, --method auto)",
+            f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO "
+            "(--method halo)",
             stacklevel=2,
         )
 

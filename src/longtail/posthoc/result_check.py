@@ -40,8 +40,7 @@ MIN_SAMPLES, MAX_PAIRS = 10, 200  # AUC: samples of a class that is considered, 
 ONE_CLASS = 0.95  # share of predictions on a balanced set
 RARE = 0.5  # samples of a class, relative to the mean over classes
 COMPARE = (
-    "compare it with the unchanged model on held-out samples before you use it, or let Auto choose a method "
-    "(--method auto)"
+    "compare it with the unchanged model on held-out samples before you use it, or fit HALO on them (--method halo)"
 )
 
 
@@ -53,7 +52,7 @@ def check_fit_result(method: PostHoc, data: FitData, validation: FitData | None 
     learns = method.learns_from_seen and (method.fitted_on_unseen or not method.needs_validation)
     if learns or np.unique(scales).size > 1:
         _judge(method, data, "samples it was fitted on", only_order=not learns)
-    if validation is not None and not method.fitted_on_unseen:
+    if validation is not None and not method.fitted_on_unseen and not (learns and validation is data):
         _judge(method, validation, "held-out samples")
 
 

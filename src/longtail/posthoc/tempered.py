@@ -7,7 +7,8 @@ samples weighted by n^(1/2) / m. Decisions for the uniform prior do not change.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -81,6 +82,16 @@ class Tempered(PostHoc):
             )
         self.method.fit_checked(data, validation, judge=False)
         self.result_ = self.method.result_
+        self._fit_temperature(data, validation)
+
+    def refitted(self, data: FitData, validation: FitData) -> Self:
+        """The same method and its temperature, fitted for other held-out samples."""
+        changed = copy.copy(self)
+        changed.method = self.method.refitted(data, validation)
+        changed._fit_temperature(data, validation)
+        return changed
+
+    def _fit_temperature(self, data: FitData, validation: FitData) -> None:
         labels = validation.labels.numpy()
         never = np.isneginf(self._ruled_out)
         present = np.flatnonzero((validation.seen_counts > 0) & ~never)

@@ -1,7 +1,7 @@
 """The command `report`: open a run, gather its outputs and calibrations, summarise them, write page and figures.
 
-A report shows what `calibrate` and `diagnose` have written to the folder of the run. Only the operating points, MARC at
-several gammas, are fitted here.
+A report shows what `calibrate` and `diagnose` have written to the folder of the run. Nothing is fitted,
+except the usual method for a run without a calibration.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from longtail.files.atomic import replacing_folder, require_own, write_json
 from longtail.files.progress import QUIET, Display
 from longtail.files.text import command_on
 from longtail.heads.kinds import saved_head
-from longtail.methods import candidate_title
+from longtail.methods import POSTHOC_METHODS, build_posthoc, default_posthoc
 from longtail.metrics.scores import Metrics
 from longtail.outputs.readers import read_held_out, read_outputs
 from longtail.outputs.record import Outputs
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.inputs import fit_outputs
 from longtail.posthoc.marc import MARC
 from longtail.report.figures import write_figures
 from longtail.report.page import Context, page_data, write_page
-from longtail.report.summary import Calibrated, Point, Summary, scores, summarise
-from longtail.runs.folder import Run
+from longtail.report.summary import Calibrated, Summary, scores, summarise, verdict
+from longtail.runs.folder import Run, build_posthoc_for
 from longtail.tasks.calibrate_run import calibrations_of
-from longtail.tasks.calibration import fitted_value, read_calibration
+from longtail.tasks.calibration import CalibrationFile, read_calibration
 from longtail.tasks.diagnose import read_diagnosis
 
 OWN_FILES = PAGE_FILE, NUMBERS_FILE, FIGURES = "index.html", "report.json", "figures"
-# Target priors of the slider, as powers of the training prior: as in training, uniform, and beyond.
-TARGETS = tuple(round(1 - 0.1 * step, 1) for step in range(16))
-USUAL_GAMMA = 1.2  # MARC's default
 USED = "on the validation images that the method was fitted or chosen on: higher than on new images"
 
 
@@ -48,7 +47,7 @@ def report_run(
     """Report on the first run and its calibrations; further runs show the effect of the stage-one data.
 
     A calibrated run is compared with the run that was calibrated. For a trained run, the newest calibration in its
-    folder is shown, the others beside it; if there is none, MARC at its usual gamma.
+    folder is shown, the others beside it; if there is none, the usual method is fitted.
     """
     require_own(out, OWN_FILES, "a report")  # checked before minutes of work
     first, *rest = runs
@@ -57,11 +56,15 @@ def report_run(
     if split is None:
         raise UserError(f"{run.folder} has neither a test nor a validation split; a report needs held-out images")
     run = run.using(root=root, workers=workers, display=display)
-    train, held_out = run.outputs("train", views=1), run.outputs(split)
+    held_out = run.outputs(split)
     validation = run.outputs("validation") if "validation" in run.split_sizes else None
-    calibrated = stored_calibrations(first, run, held_out, validation)
-    gammas = fit_gammas(train, display)
-    calibrated = calibrated or [usual_marc(gammas, train, held_out)]
+    calibrated = stored_calibrations(first, run, held_out, validation, root)
+    if not calibrated:
+        name, why = default_posthoc(run.split_sizes.get("validation", 0))
+        command = command_on("calibrate", run.folder, root, "--method", name, "--images-per-class", "all")
+        display.line(f"not calibrated yet: fitting {POSTHOC_METHODS[name].title} for this report ({why})")
+        method, train = build_posthoc_for(run, name, {}), run.outputs("train", views=1)
+        calibrated = [fitted_here(name, method, train, held_out, validation, command)]
     diagnosis = read_diagnosis(run)
     shown = calibrated[0]
     display.line(f"about {shown.origin}")
@@ -72,13 +75,12 @@ def report_run(
     images = run.images(split)
     context = Context(
         title=title_of(run),
-        command=command_on("calibrate", run.folder, root, "--overwrite", "--images-per-class", "all"),
+        command=shown.command,
         facts={
             "run": str(run.folder),
-            "model": str(train.model)[:16],
+            "model": run.model_identity[:16],
             "calibration": shown.origin,
             **({"scores": shown.caution} if shown.caution else {}),
-            "operating points": f"fitted on all {len(train):,} training images",
             "versions": ", ".join(f"{name} {value}" for name, value in run.record.versions.items()),
         },
         checkpoints=[
@@ -88,7 +90,7 @@ def report_run(
         caution=f"They are {shown.caution}." if shown.caution else "",
         diagnosis=diagnosis,
     )
-    summary = summarise(held_out, validation, calibrated, gammas)
+    summary = summarise(held_out, validation, calibrated)
     return write_report(summary, context, out, display), summary
 
 
@@ -101,15 +103,19 @@ def report_files(
     *,
     label_column: str | None = None,
 ) -> tuple[Path, Summary]:
-    """Report on saved logits: MARC, fitted on the training logits, and its operating points."""
+    """Report on saved logits, with the usual method fitted on them."""
     require_own(out, OWN_FILES, "a report")
     train = read_outputs(source, label_column=label_column)
     held_out = read_held_out(test, "test", train, label_column)
     chosen_on = read_held_out(validation, "validation", train, label_column) if validation else None
-    gammas = fit_gammas(train, display)
-    command = command_on("calibrate", source, None, "--test", str(test), "--out", "calibrated", "--overwrite")
-    context = Context(source.stem, command, {"training logits": str(source), "test logits": str(test)})
-    summary = summarise(held_out, chosen_on, [usual_marc(gammas, train, held_out)], gammas)
+    name, why = default_posthoc(0 if chosen_on is None else len(chosen_on))
+    display.line(f"fitting {POSTHOC_METHODS[name].title} on {len(train):,} {train.split} images ({why})")
+    files = [*(["--validation", str(validation)] if validation else []), "--test", str(test), "--out", "calibrated"]
+    command = command_on("calibrate", source, None, *files)
+    calibrated = fitted_here(name, build_posthoc(name, {}), train, held_out, chosen_on, command)
+    facts = {"training logits": str(source), "test logits": str(test), "calibration": calibrated.origin}
+    context = Context(f"{source.name}: {train.num_classes:,} classes", command, facts)
+    summary = summarise(held_out, chosen_on, [calibrated])
     return write_report(summary, context, out, display), summary
 
 
@@ -121,66 +127,95 @@ def write_report(summary: Summary, context: Context, out: Path, display: Display
         numbers = page_data(summary, context)
         write_json(folder / NUMBERS_FILE, numbers)
         write_page(summary, context, folder / PAGE_FILE, numbers)
+    display.line(verdict(summary))
     return out / PAGE_FILE
 
 
-def fit_gammas(train: Outputs, display: Display = QUIET) -> dict[float, MARC]:
-    """MARC at every gamma of the slider, the only fit of a report."""
-    display.line(f"fitting MARC at several gammas on {len(train):,} {train.split} images, for the operating points")
-    return MARC().fit_path(train)
+def fitted_here(
+    name: str, method: PostHoc, train: Outputs, held_out: Outputs, validation: Outputs | None = None, command: str = ""
+) -> Calibrated:
+    """A method fitted for the report, for a model without a calibration."""
+    fit_outputs(method, train, validation)
+    title, seen = POSTHOC_METHODS[name].title, f"{len(train):,} {train.split} images ({_views(train.views)})"
+    return Calibrated(
+        title,
+        np.asarray(method.transform(held_out)),
+        getattr(method, "n_parameters_", None),
+        origin=f"{title}, fitted for this report on {seen}",
+        caution=USED if method.needs_validation and held_out.split == "validation" else "",
+        method=name,
+        validation=None if validation is None else np.asarray(method.transform(validation)),
+        command=command,
+    )
 
 
-def usual_marc(gammas: dict[float, MARC], train: Outputs, held_out: Outputs) -> Calibrated:
-    """MARC at its default gamma, for a model without a calibration."""
-    marc = gammas[USUAL_GAMMA]
-    origin = f"MARC, fitted for this report on {len(train):,} {train.split} images ({_views(train.views)})"
-    return Calibrated("MARC", np.asarray(marc.transform(held_out)), marc.n_parameters_, origin)
-
-
-def stored_calibrations(first: Run, run: Run, held_out: Outputs, validation: Outputs | None) -> list[Calibrated]:
-    """The calibrations of a run in its folder: that of `first` if it is one, then the newest."""
+def stored_calibrations(
+    first: Run, run: Run, held_out: Outputs, validation: Outputs | None, root: str | None = None
+) -> list[Calibrated]:
+    """The calibrations of a run in its folder, each once: that of `first` if it is one, then the newest."""
     folders = dict.fromkeys([*([first.folder] if first.calibration else []), *calibrations_of(run)])
-    found = [read_stored(folder, held_out, validation) for folder in folders]
-    titles = Counter(one.title for one in found)
+    found: dict[Path, Calibrated] = {}
+    for folder in folders:
+        one = read_stored(folder, run, held_out, validation, root)
+        if not any(one.method == other.method and np.allclose(one.logits, other.logits) for other in found.values()):
+            found[folder] = one
+    titles = Counter(one.title for one in found.values())
     return [
         replace(one, title=f"{one.title} ({folder.name})") if titles[one.title] > 1 else one
-        for folder, one in zip(folders, found, strict=True)
+        for folder, one in found.items()
     ]
 
 
-def read_stored(folder: Path, held_out: Outputs, validation: Outputs | None = None) -> Calibrated:
+def read_stored(
+    folder: Path, run: Run, held_out: Outputs, validation: Outputs | None = None, root: str | None = None
+) -> Calibrated:
     """The calibration in a folder: its head, applied to the held-out features."""
-    run = Run.open(folder)
-    described, numbers = read_calibration(folder, model=run.model_identity)
-    head = saved_head(run.model())
+    own = Run.open(folder)
+    described, _ = read_calibration(folder, model=own.model_identity)
+    head = saved_head(own.model())
 
     def logits(outputs: Outputs) -> np.ndarray:
         with torch.no_grad():
             return np.asarray(head(torch.from_numpy(np.array(outputs.features)).float()))
 
     chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
-    if choice := fitted_value(numbers, "choice_"):
-        chosen = f"it chose {candidate_title(str(choice))}"
     where, settings = described.fitted_on, f" ({chosen})" if chosen else ""
-    origin = f"{described.title}{settings} in {folder}, fitted on {where.in_words()} ({_views(where.views)})"
+    title = described.title
+    strength = described.chosen.get("strength", 1.0)
+    if "strength" in described.chosen:
+        title = f"{title.replace(' + limit', '')} at strength {strength:g}"
     used = held_out.split == "validation" and (where.held_out or where.split == "validation")
-    calibrated = logits(held_out)
-    targets: list[Point] = []
-    if validation is not None and {"log_target_", "log_prior_"} <= numbers.keys():
-        both = [(calibrated, held_out), (logits(validation), validation)]
-        targets = target_points(numbers["log_target_"], numbers["log_prior_"], both)
-    return Calibrated(described.title, calibrated, described.parameters, origin, USED if used else "", targets)
+    return Calibrated(
+        title,
+        logits(held_out),
+        described.parameters,
+        origin=f"{title}{settings} in {folder}, fitted on {where.in_words()} ({_views(where.views)})",
+        caution=USED if used else "",
+        method=described.method,
+        strength=strength,
+        validation=None if validation is None else logits(validation),
+        command=command_of(run, folder, described, root),
+    )
 
 
-def target_points(
-    log_target: Sequence[float | None], log_prior: Sequence[float], calibrated: list[tuple[np.ndarray, Outputs]]
-) -> list[Point]:
-    """Scores of logits, which are right for one target prior, when they are shifted to others."""
-    if None in log_target:
-        return []  # a class that is never predicted has lost its logit
-    old, prior = np.array(log_target, dtype=np.float32), np.array(log_prior, dtype=np.float32)
-    shifted = {power: [(logits + power * prior - old, own) for logits, own in calibrated] for power in TARGETS}
-    return [Point(power, *(scores(*pair) for pair in pairs)) for power, pairs in shifted.items()]
+def command_of(run: Run, folder: Path, described: CalibrationFile, root: str | None) -> str:
+    """The command that makes a calibration; empty for a method that is not in `longtail methods`."""
+    if described.method not in POSTHOC_METHODS:
+        return ""
+    settings = described.settings
+    while isinstance(settings.get("method"), dict):  # of a method inside another
+        settings = settings["method"]
+    usual = build_posthoc_for(run, described.method, {}).get_params(deep=False)
+    words = ["--method", described.method]
+    other = {name: value for name, value in settings.items() if name in usual and value != usual[name]}
+    if other := {name: value for name, value in other.items() if isinstance(value, str | int | float)}:
+        words += ["--options", *(str(word) for item in other.items() for word in item)]
+    words += ["--then", "temperature"] if "temperature" in described.chosen else []
+    where = described.fitted_on
+    if where.seen:
+        words += ["--images-per-class", str(where.images_per_class or "all")]
+        words += ["--views", str(where.views)] if where.views != 1 else []
+    return command_on("calibrate", run.folder, root, *words, "--out", str(folder), "--overwrite")
 
 
 def _views(views: int) -> str:
@@ -189,10 +224,10 @@ def _views(views: int) -> str:
 
 
 def title_of(run: Run) -> str:
-    """Data set, tail and backbone in a few words."""
+    """Data set, number of classes and network in words."""
     config = run.config
     tail = f"-LT {config.imbalance:g}" if config.profile != "none" else ""
-    return f"{run.data_name}{tail}, {config.backbone}"
+    return f"{Path(run.data_name).name}{tail}: {len(run.class_names):,} classes, network {config.backbone}"
 
 
 def checkpoint_row(

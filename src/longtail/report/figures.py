@@ -93,11 +93,13 @@ UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date":
 
 
 def write_figures(summary: Summary, folder: Path, names: Collection[str] | None = None) -> list[Path]:
-    """Draw all figures, or those named, in every format; returns the files. DisAlign is shown if it was fitted."""
+    """Draw all figures, or those named, in every format; returns the files. Without their fits, some are left out."""
+    left_out = [] if {"DisAlign", "MARC"} <= set(_states(summary)) else ["disalign-beside-marc"]
+    left_out += [] if summary.gammas else ["accuracy-against-gamma"]
     files = []
     with drawing():
         for name in FIGURES if names is None else names:
-            if name == "disalign-beside-marc" and not {"DisAlign", "MARC"} <= set(_states(summary)):
+            if name in left_out:
                 continue
             files += save(FIGURES[name](summary), folder, name)
     return files

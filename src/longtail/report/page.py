@@ -17,11 +17,11 @@ from PIL import Image
 from longtail.files.atomic import write_text
 from longtail.files.provenance import __version__
 from longtail.methods import candidate_title
-from longtail.metrics.intervals import Fallen, show_difference
+from longtail.metrics.intervals import Interval, show_difference
 from longtail.metrics.margins import State
 from longtail.metrics.scores import Metrics, shot_names
 from longtail.metrics.table import SCORES
-from longtail.report.summary import Confusion, Point, Summary, grouped_confusion
+from longtail.report.summary import Confusion, Point, Summary, grouped_confusion, verdict
 from longtail.tasks.diagnose import DiagnosisFile
 
 ASSETS = Path(__file__).parent / "assets"
@@ -35,7 +35,7 @@ class Context:
 
     Args:
         title: what was calibrated, in a few words.
-        command: start of the command that calibrates it, to which options are added.
+        command: the command that calibrates it, to which `--strength` is added; empty if there is none.
         facts: lines at the end of the page.
         checkpoints: rows (stage-one data, before, after) when several models were calibrated.
         read_image: returns the image of a held-out sample, if there are images.
@@ -61,11 +61,13 @@ def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str
     data = json.dumps(numbers, allow_nan=False, separators=(",", ":"))
     text = environment.get_template("page.html").render(
         title=context.title,
-        method=summary.after.title,
-        split=summary.split,
-        caution=context.caution,
-        diagnosis=_diagnosis(context.diagnosis),
+        verdict=numbers["verdict"],
+        about=_about(summary, context),
+        instead=_instead(summary, context.diagnosis),
+        imbalance=_imbalance(summary),
+        diagnosis=context.diagnosis,
         advice=_advice(summary),
+        points=bool(summary.points),
         worst=numbers["worst"],
         new=numbers["new"],
         pictures=any(item["pictures"] for item in numbers["worst"]),
@@ -73,7 +75,8 @@ def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str
         facts=context.facts,
         rows=len(numbers["confusion"]["names"]),
         classes=len(summary.class_names),
-        fallen=", ".join(numbers["fallen"]) or "no class",
+        fallen=numbers["fallen"],
+        ece=[SCORES["ece"].show(state.metrics.ece) for state in (summary.before, summary.after)],
         style=(ASSETS / "page.css").read_text(encoding="utf-8"),
         script=(ASSETS / "page.js").read_text(encoding="utf-8"),
         library=get_plotlyjs(),
@@ -83,11 +86,40 @@ def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str
     return write_text(path, text)
 
 
+def _about(summary: Summary, context: Context) -> str:
+    """Which images the scores are of."""
+    images = f"{len(summary.labels):,} {summary.split} images, which the network was not trained on."
+    return " ".join(filter(None, (f"Measured on {images}", context.caution)))
+
+
+def _instead(summary: Summary, diagnosis: DiagnosisFile | None) -> str:
+    """What `diagnose` recommends, if it is another method and its gain is significant; otherwise empty."""
+    tried = {one.method: one for one in diagnosis.tried} if diagnosis else {}
+    best = tried.get(diagnosis.method) if diagnosis else None
+    if best is None or best.method == summary.methods[summary.after.title] or (best.gain.low or 0) <= 0:
+        return ""
+    return (
+        f"longtail diagnose recommends {candidate_title(best.method)} instead: {show_difference(best.gain)} points of "
+        f"balanced accuracy expected (--method {best.method})."
+    )
+
+
+def _imbalance(summary: Summary) -> str:
+    """What an imbalanced split does to the scores that count images; empty for a balanced one."""
+    if not summary.imbalanced:
+        return ""
+    most, fewest = summary.sizes
+    return (
+        f"The {summary.split} split is imbalanced ({most:,} to {fewest:,} images per class): large classes decide "
+        "top-1, NLL, Brier and ECE there, which count images; balanced accuracy and macro F1 count classes."
+    )
+
+
 def _advice(summary: Summary) -> str:
     """How to choose an operating point with the existing splits."""
     if summary.split == "validation":
         return "Choose by the validation scores; without a test split nothing is left to check the choice on."
-    if any(point.validation for point in summary.gammas):
+    if any(point.validation for point in summary.points):
         return f"Choose by the validation line; the {summary.split} line is for the record."
     return f"Without validation images to choose by, a point chosen by {summary.split} scores looks better than it is."
 
@@ -98,6 +130,9 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
     shots = shot_names(summary.class_counts)
     return {
         "split": summary.split,
+        "verdict": verdict(summary),
+        "intervals": {"balanced": _bounds(summary.gain), "natural": _bounds(summary.price)},
+        "figures": [summary.tail or "macro_f1", "balanced", "natural"],
         "scores": [
             {"name": score.name, "heading": score.heading, "lower": score.lower_is_better, "digits": score.digits}
             for score in SCORES.values()
@@ -112,9 +147,10 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
         "confusion": _confusion(summary),
         "worst": [_confused(summary, context, pair, summary.before) for pair in summary.confusions],
         "new": [_confused(summary, context, pair, summary.after) for pair in summary.new_confusions],
-        "points": [{"gamma": point.setting, **_point(point, order)} for point in summary.gammas],
-        "targets": [{"power": point.setting, **_point(point, order)} for point in summary.targets],
-        "fallen": _fallen(summary),
+        "methods": _methods(summary, context.diagnosis),
+        "points": [{"strength": point.setting, **_point(point, order)} for point in summary.points],
+        "strength": summary.strength,
+        "fallen": [str(one) for one in summary.fallen],
         "checkpoints": context.checkpoints,
         "command": context.command,
     }
@@ -128,27 +164,34 @@ def _point(point: Point, order: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _diagnosis(diagnosis: DiagnosisFile | None) -> dict[str, Any] | None:
-    """The recommendation, and a row (method, log-likelihood, gain, top-1 at the training prior) per method."""
-    if diagnosis is None:
-        return None
+def _methods(summary: Summary, diagnosis: DiagnosisFile | None) -> list[dict[str, Any]]:
+    """Every method once: what was fitted, with its scores, and what `diagnose` tried, with the gain it measured."""
+    tried = {one.method: one for one in diagnosis.tried} if diagnosis else {}
+
+    def found_by_diagnose(name: str) -> dict[str, str]:
+        one = tried.pop(name, None)
+        if one is None:
+            return {"gain": "", "natural": ""}
+        gain = "" if name == "softmax" else show_difference(one.gain)
+        return {"gain": gain, "natural": SCORES["natural"].show(one.natural)}
+
     rows = [
-        (
-            candidate_title(tried.method),
-            f"{tried.log_likelihood:.4f}",
-            "" if tried.method == "softmax" else show_difference(tried.gain),
-            SCORES["natural"].show(tried.natural),
-        )
-        for tried in diagnosis.tried
+        {
+            "title": state.title,
+            "scores": _scores(state.metrics),
+            "parameters": state.parameters,
+            "correlation": round(state.correlation["margins"], 2),
+            **found_by_diagnose(summary.methods[state.title]),
+        }
+        for state in (summary.before, summary.after, *summary.others.values())
     ]
-    return {"split": diagnosis.split, "recommendation": diagnosis.recommendation, "rows": rows}
+    nothing = {"scores": None, "parameters": None, "correlation": None}
+    return [*rows, *({"title": candidate_title(name), **nothing, **found_by_diagnose(name)} for name in list(tried))]
 
 
-def _fallen(summary: Summary) -> list[str]:
-    """The classes whose accuracy fell by more than their interval."""
-    before, after = (np.array(state.metrics.per_class, dtype=float) for state in (summary.before, summary.after))
-    order = sorted(np.flatnonzero(summary.changes.high < 0), key=lambda label: summary.changes.value[label])
-    return [str(Fallen(summary.class_names[label], before[label], after[label])) for label in order]
+def _bounds(change: Interval) -> str:
+    """The interval of a change in points."""
+    return show_difference(change).partition(" ")[2]
 
 
 def _percents(values: np.ndarray) -> list[float | None]:

@@ -11,20 +11,28 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import torch
 
-from longtail.metrics.intervals import ClassIntervals, class_differences
+from longtail.metrics.intervals import (
+    ClassIntervals,
+    Fallen,
+    Interval,
+    class_differences,
+    collapsed_classes,
+    fallen_classes,
+    paired_difference,
+)
 from longtail.metrics.margins import State, describe_state
 from longtail.metrics.scores import Metrics, evaluate
+from longtail.metrics.table import SHOTS
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.limited import STRENGTHS, interpolated
 
 
 @dataclass(frozen=True)
 class Point:
-    """Scores at one operating point.
-
-    `setting` is a gamma of MARC, or HALO's target prior as a power of the training prior (1 as in training, 0 uniform).
-    """
+    """Scores at one operating point: a strength of a calibration from 0 to 1, or a gamma of MARC."""
 
     setting: float
     metrics: Metrics
@@ -53,7 +61,10 @@ class Calibrated:
         parameters: how many numbers the method trained.
         origin: how and on what it was fitted, in words.
         caution: why its scores are higher than on new images; empty if they are not.
-        targets: its scores at other target priors, if it has one.
+        method: the method's name in `longtail methods`.
+        strength: share of the way from the unchanged model to the method; see `longtail.posthoc.Limited`.
+        validation: (M, K) calibrated logits of the validation samples, if there are any.
+        command: the command that makes it, to which `--strength` can be added.
     """
 
     title: str
@@ -61,7 +72,10 @@ class Calibrated:
     parameters: int | None = None
     origin: str = ""
     caution: str = ""
-    targets: Sequence[Point] = ()
+    method: str = ""
+    strength: float = 1.0
+    validation: np.ndarray | None = field(default=None, repr=False)
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,45 +90,131 @@ class Summary:
     before: State
     after: State
     others: dict[str, State]
+    methods: dict[str, str]
+    """Name of the method of every state, by title."""
     gammas: list[Point]
     """MARC at several gammas."""
-    targets: list[Point]
-    """HALO at several target priors, from training to beyond uniform; empty if the model was not calibrated with it."""
+    points: list[Point]
+    """The calibration at several strengths, from the unchanged model on; empty if it leaves the model unchanged."""
+    strength: float
     changes: ClassIntervals
     """Accuracy after minus before."""
+    gain: Interval
+    """Balanced accuracy after minus before."""
+    price: Interval
+    """Top-1 at the training prior after minus before."""
+    fallen: list[Fallen]
+    """The classes whose accuracy fell by more than their interval."""
     confusions: list[Confusion]
     """The most frequent confusions before calibration."""
     new_confusions: list[Confusion]
     """The confusions that grew most."""
     labels: np.ndarray = field(repr=False)
 
+    @property
+    def tail(self) -> str | None:
+        """The smallest classes: few- or else medium-shot; None if all classes are of one group."""
+        groups = [name for name in SHOTS if getattr(self.before.metrics, name) is not None]
+        return groups[-1] if len(groups) > 1 else None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Held-out images of the class with most, and of the one with fewest."""
+        counts = np.unique(self.labels, return_counts=True)[1]
+        return int(counts.max()), int(counts.min())
+
+    @property
+    def imbalanced(self) -> bool:
+        """Whether a class has at least twice as many held-out images as another."""
+        most, fewest = self.sizes
+        return most >= 2 * fewest
+
 
 def summarise(
     held_out: Outputs,
     validation: Outputs | None,
     calibrated: Sequence[Calibrated],
-    gammas: Mapping[float, PostHoc],
+    gammas: Mapping[float, PostHoc] | None = None,
 ) -> Summary:
     """Score the classifier as trained, calibrated by the first method, and by the others, on held-out outputs."""
-    before = describe_state("before", held_out.rows().read(slice(None)).numpy(), held_out)
+    logits, shown = held_out.rows().read(slice(None)).numpy(), calibrated[0]
+    before = describe_state("before", logits, held_out)
     after, *others = (describe_state(one.title, one.logits, held_out, one.parameters) for one in calibrated)
-    correct_before, correct_after = (state.predictions == held_out.labels for state in (before, after))
+    labels, counts = held_out.labels, held_out.counts_for_groups
+    hits_before, hits_after = (state.predictions == labels for state in (before, after))
     shares_before, shares_after = (confusion_shares(state.metrics) for state in (before, after))
     return Summary(
         split=held_out.split,
         class_names=held_out.names,
-        class_counts=held_out.counts_for_groups,
-        order=np.argsort(-held_out.counts_for_groups, kind="stable"),
+        class_counts=counts,
+        order=np.argsort(-counts, kind="stable"),
         before=before,
         after=after,
         others={state.title: state for state in others},
-        gammas=[_gamma_point(gamma, method, held_out, validation) for gamma, method in gammas.items()],
-        targets=list(next((one.targets for one in calibrated if one.targets), ())),
-        changes=class_differences(correct_after, correct_before, held_out.labels, len(before.metrics.per_class)),
+        methods={"before": "softmax", **{one.title: one.method for one in calibrated}},
+        gammas=[_gamma_point(gamma, method, held_out, validation) for gamma, method in (gammas or {}).items()],
+        points=strength_points(shown, held_out, validation),
+        strength=shown.strength,
+        changes=class_differences(hits_after, hits_before, labels, len(counts)),
+        gain=paired_difference(hits_after, hits_before, labels),
+        price=paired_difference(hits_after, hits_before, labels, counts),
+        fallen=fallen_classes(hits_before, hits_after, labels, held_out.names),
         confusions=largest_confusions(shares_before, shares_before, shares_after),
         new_confusions=largest_confusions(shares_after - shares_before, shares_before, shares_after),
-        labels=held_out.labels,
+        labels=labels,
     )
+
+
+def verdict(summary: Summary) -> str:
+    """What got better, what it costs, and whether to use it."""
+    before, after, price = summary.before.metrics, summary.after.metrics, summary.price
+
+    def change(name: str) -> float:
+        """The difference of two scores as they are shown, so that all numbers of the page agree."""
+        return round(100 * getattr(after, name), 1) - round(100 * getattr(before, name), 1)
+
+    gained = f"balanced accuracy {change('balanced'):+.1f}"
+    if summary.tail:
+        gained = f"{summary.tail}-shot classes {change(summary.tail):+.1f}, {gained}"
+    title, images = summary.after.title, f"{len(summary.labels):,} {summary.split} images"
+    large = set(summary.order[: max(len(summary.order) // 3, 1)])
+    collapsed = collapsed_classes(summary.fallen, summary.class_names, summary.class_counts)
+    paying = [*collapsed, *(one for one in summary.fallen if summary.class_names.index(one.name) in large)]
+    falls = f"; class {paying[0].name} {100 * paying[0].before:.0f} → {100 * paying[0].after:.0f} %" if paying else ""
+    if np.array_equal(summary.before.predictions, summary.after.predictions):
+        return f"{title} changes no prediction on {images}: nothing gets better, and nothing worse."
+    lost = -change("natural")
+    costs = f"costs {lost:.1f} points of top-1 at the training prior" if lost > 0.05 else "costs no top-1"
+    if (summary.gain.high or 0) < 0:
+        return f"{title} makes the model worse: {gained} points; {costs}{falls}. Keep the model unchanged."
+    if (summary.gain.low or 0) <= 0:
+        advice = "Keep the model unchanged, or measure on more images."
+        interval = f"[{100 * (summary.gain.low or 0):+.1f}, {100 * (summary.gain.high or 0):+.1f}]"
+        gained = f"balanced accuracy {change('balanced'):+.1f} {interval}"
+        return f"No clear gain with {title} on {images}: {gained} points; {costs}{falls}. {advice}"
+    advice = "Use it if all classes matter equally." if (price.high or 0) < 0 or falls else "Use it."
+    if collapsed:
+        advice = f"Use it only if {collapsed[0].name} may be lost; limit the price below otherwise."
+    return f"{title}: {gained} points; {costs}{falls}. {advice}"
+
+
+def strength_points(shown: Calibrated, held_out: Outputs, validation: Outputs | None) -> list[Point]:
+    """Scores of a calibration at several strengths."""
+    if shown.strength == 0:
+        return []
+    known = [(shown.logits, held_out)]
+    if validation is not None and shown.validation is not None:
+        known.append((shown.validation, validation))
+
+    def score(calibrated: np.ndarray, outputs: Outputs, strength: float) -> Metrics:
+        logits = outputs.rows().read(slice(None))
+        return scores(interpolated(logits, torch.from_numpy(calibrated), strength / shown.strength).numpy(), outputs)
+
+    points = []
+    for strength in sorted({*STRENGTHS, shown.strength}):
+        metrics, *more = (score(*pair, strength) for pair in known)
+        points.append(Point(strength, metrics, more[0] if more else None))
+    return points
 
 
 def _gamma_point(gamma: float, method: PostHoc, held_out: Outputs, validation: Outputs | None) -> Point:

@@ -12,14 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from longtail.files.text import percent
-from longtail.methods import candidate_title
 from longtail.metrics.intervals import Interval, fallen_text, show_difference
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import BINARY_SCORES, SCORES, SHOTS
 from longtail.report.distribution import imbalance_text
 
 if TYPE_CHECKING:
-    from longtail.posthoc.auto import Trial
     from longtail.runs.prediction import Predicted
     from longtail.tasks.class_distribution import ClassDistribution
     from longtail.tasks.rows import Row
@@ -49,29 +47,6 @@ def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
     binary = BINARY_SCORES if all(metrics.roc_auc is not None for metrics in rows.values()) else {}
     for score in (*SCORES.values(), *binary.values()):
         table.add_row(score.heading, *(score.show(getattr(metrics, score.name)) for metrics in rows.values()))
-    return table
-
-
-# How the method marked with an arrow was chosen: the rule of `Trial.chosen`.
-ARROW = (
-    "← of the methods clearly better than the unchanged model, the simplest within one standard error of the best "
-    "(a higher log-likelihood is better)"
-)
-
-
-def trial_table(trial: Trial) -> Table:
-    """The candidates that a method was chosen from."""
-    table = Table("method", title="chosen by the log-likelihood of held-out samples at the target prior")
-    for heading in ("log-likelihood", "minus the unchanged model", "standard error"):
-        table.add_column(heading, justify="right")
-    table.caption = ARROW
-    chosen = trial.chosen
-    for candidate in trial.candidates:
-        mark = " ←" if candidate is chosen else ""
-        gain, error = trial.difference(candidate, trial.candidates[0])
-        table.add_row(
-            candidate_title(candidate.name) + mark, f"{trial.mean(candidate):.4f}", f"{gain:+.4f}", f"{error:.4f}"
-        )
     return table
 
 
@@ -105,13 +80,19 @@ def prediction_table(predicted: Predicted, top: int, width: int = 80) -> Table:
     more = [f"{len(predicted) - SHOWN_IMAGES:,} more images"] if len(predicted) > SHOWN_IMAGES else []
     more += [f"{len(best[0]) - classes} more classes"] if len(best[0]) > classes else []
     caption = f"and {' and '.join(more)}: --out FILE.csv writes all" if more else None
+    sets = predicted.set_names()
+    if sets:  # after the most probable class, the classes of the set as far as they fit
+        classes, path_width = 1, PATH_WIDTH
     table = Table(title=f"{len(predicted):,} images", caption=caption, box=None, padding=(0, 1, 0, 0))
     table.add_column("image", no_wrap=True, max_width=path_width)
     for rank in range(1, classes + 1):
         table.add_column(f"class {rank}" if rank > 1 else "class", no_wrap=True, max_width=name_width)
         table.add_column("%", justify="right", no_wrap=True)
-    for source, row in images:
-        cells = (cell for name, value in row[:classes] for cell in (escape(name), percent(value)))
+    if sets:
+        table.add_column("set", no_wrap=True, overflow="ellipsis")
+    for index, (source, row) in enumerate(images):
+        cells = [cell for name, value in row[:classes] for cell in (escape(name), percent(value))]
+        cells += [escape(f"{len(sets[index])}: {', '.join(sets[index])}")] if sets else []
         table.add_row(escape(shortened(source, path_width)), *cells)
     return table
 

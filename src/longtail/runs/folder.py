@@ -28,6 +28,7 @@ from longtail.heads.layers import fingerprint
 from longtail.methods import build_posthoc
 from longtail.outputs.loaders import ImageLoader
 from longtail.outputs.record import Outputs
+from longtail.runs.network import build_network, transforms, with_head_of_kind
 from longtail.runs.outputs import image_loader, stored_outputs, subsample_of
 from longtail.runs.record import (
     CALIBRATION_FILE,
@@ -36,10 +37,7 @@ from longtail.runs.record import (
     CalibrationRecord,
     RunRecord,
     SplitRecord,
-    build_network,
     read_record,
-    transforms,
-    with_head_of_kind,
 )
 from longtail.runs.released import find_released, is_released
 
@@ -232,7 +230,7 @@ class Run:
 
     def transforms(self) -> tuple[Transform, Transform]:
         """The transforms (augmenting, clean) of training images and of test images."""
-        return transforms(self.config, self._splits)
+        return transforms(self.config)
 
     def loader(
         self, split: str, *, views: int = 0, images_per_class: int | Literal["all"] = "all", seed: int = 0
@@ -282,8 +280,9 @@ def _lack(folder: Path) -> str:
 def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
     """A post-hoc method with the stage-two settings for the data of a run."""
     config = run.config
-    stage_one = {"data": config.data, "trained_by": None if config.sampler else config.method}  # a sampler changes both
-    return build_posthoc(name, options, train_images=run.split_sizes["train"], **stage_one)
+    trained_by = None if config.sampler else config.method  # a sampler changes both
+    frozen, images = config.train == "head", run.split_sizes["train"]
+    return build_posthoc(name, options, data=config.data, train_images=images, trained_by=trained_by, frozen=frozen)
 
 
 def write_model(path: Path, model: nn.Module, record: RunRecord, header: dict[str, object]) -> str:

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from longtail.backbones.inference import folded
-from longtail.data.augment import Transform, clean_transform
+from longtail.data.augment import Transform
 from longtail.data.decode import Resize, as_rgb
 from longtail.data.images import Decode, DecodedImages, Images, MemoryImages, as_array
 from longtail.data.list_files import find_images
-from longtail.data.splits import image_side, statistics
+from longtail.data.splits import image_side
 from longtail.distributed import World, find_device
 from longtail.errors import UserError
 from longtail.files.progress import Display
@@ -24,6 +24,7 @@ from longtail.outputs.batches import model_batches
 from longtail.outputs.inference import infer
 from longtail.outputs.loaders import ImageLoader
 from longtail.runs.folder import Run
+from longtail.runs.network import transforms
 
 NO_NUMBERS = np.zeros(0)  # random numbers of an image that is not augmented
 PRINTED = 20  # images
@@ -39,12 +40,14 @@ class Predicted:
         class_names: K names.
         probabilities: (N, K), rows sum to 1.
         left_out: paths of images that could not be read.
+        sets: (N, K) of bool, which classes belong to the prediction set of each image; None without one.
     """
 
     sources: list[str]
     class_names: list[str]
     probabilities: np.ndarray
     left_out: tuple[str, ...] = ()
+    sets: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -60,6 +63,12 @@ class Predicted:
     def names(self) -> list[str]:
         """The most probable class of each image."""
         return [self.class_names[label] for label in self.probabilities.argmax(1)]
+
+    def set_names(self) -> list[list[str]]:
+        """The classes of each prediction set, the most probable first; no lists without sets."""
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")
+        pairs = zip(order, () if self.sets is None else self.sets, strict=self.sets is not None)
+        return [[self.class_names[label] for label in labels if chosen[label]] for labels, chosen in pairs]
 
     def top(self, count: int) -> list[list[tuple[str, float]]]:
         """For each image the `count` most probable classes, (name, probability), best first."""
@@ -87,17 +96,13 @@ class Grey:
 
 def resizing(run: Run) -> Decode:
     """How a test image is resized for the network of a run."""
-    return _clean(run).decode or Resize(image_side(run.config))
+    return transforms(run.config)[1].decode or Resize(image_side(run.config))
 
 
 def preprocessing(run: Run) -> Transform:
     """The transform of test images of any size and mode for the network of a run."""
     decode = resizing(run)
-    return replace(_clean(run), decode=Grey(decode) if run.channels == 1 else decode)
-
-
-def _clean(run: Run) -> Transform:
-    return clean_transform(run.config.augment, *statistics(run.config.data), image_size=run.config.image_size)
+    return replace(transforms(run.config)[1], decode=Grey(decode) if run.channels == 1 else decode)
 
 
 def in_words(run: Run) -> str:

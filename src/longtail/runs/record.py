@@ -1,6 +1,6 @@
 """The content of `run.json`: configuration, data and versions; format 1.
 
-Also the network of a configuration, and the names of all files that commands write into the folder of a run.
+Also the names of all files that commands write into the folder of a run.
 """
 
 from __future__ import annotations
@@ -14,24 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
-
-from longtail.backbones import build_backbone
 from longtail.config import TrainConfig, to_dict
-from longtail.data.augment import Transform, clean_transform, training_transform
 from longtail.data.images import MemoryImages
 from longtail.data.splits import Splits
-from longtail.errors import UserError, choose
+from longtail.errors import UserError
 from longtail.files.atomic import LOCK_FILE
 from longtail.files.provenance import versions
 from longtail.files.records import FORMAT, as_record, checked, format_of, read_json, read_lines
-from longtail.heads.kinds import SAVED_HEADS
-from longtail.heads.layers import head_of, with_head
-from longtail.methods import TRAIN_METHODS
 from longtail.metrics.table import SCORES
-from longtail.networks.objective import Objective
 
 RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE = (
     "run.json",
@@ -195,26 +185,6 @@ def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:
 def image_channels(splits: Splits) -> int:
     """Colour channels of the images: images read from files are converted to RGB."""
     return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3
-
-
-def build_network(config: TrainConfig, class_counts: torch.Tensor, channels: int) -> tuple[nn.Module, Objective]:
-    """A new network of a configuration, with random weights, and its objective."""
-    method = TRAIN_METHODS[choose("method", config.method, TRAIN_METHODS)]
-    return method.build(build_backbone(config.backbone, channels), class_counts, config.options)
-
-
-def with_head_of_kind(model: nn.Module, kind: str) -> nn.Module:
-    """A copy of a network whose head is a new layer of another kind, of the same shape."""
-    old = head_of(model)
-    return with_head(model, SAVED_HEADS[choose("head", kind, SAVED_HEADS)](old.in_features, old.out_features))
-
-
-def transforms(config: TrainConfig, splits: Splits, stream: int = 0) -> tuple[Transform, Transform]:
-    """(augmenting, clean) transforms of a configuration; streams differ in their random numbers."""
-    size = config.image_size
-    seed = int(np.random.SeedSequence((config.seed, stream)).generate_state(1, np.uint64)[0])
-    augmenting = training_transform(config.augment, splits.mean, splits.std, image_size=size, seed=seed)
-    return augmenting, clean_transform(config.augment, splits.mean, splits.std, image_size=size)
 
 
 # Files that commands write into the folder of a run or of a calibration.

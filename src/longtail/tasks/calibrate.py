@@ -15,7 +15,7 @@ from longtail.errors import UserError
 from longtail.files.progress import Display
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import Attached, ScaleShift, one_logit
-from longtail.heads.find import Head, close, is_exact
+from longtail.heads.find import MULTI_LABEL, SINGLE_LABEL, Head, close, is_exact
 from longtail.heads.fold import folded_layers, folded_to_one_row
 from longtail.heads.layers import linear_layer, refuse_copies_of_fsdp, whole, with_layers
 from longtail.methods import build_posthoc
@@ -31,6 +31,7 @@ from longtail.posthoc.marc import MARC
 from longtail.posthoc.scale_and_shift import AffinePostHoc
 
 ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(model, method)"
+MULTI_LABEL_ATTACH = "method.fit(logits, labels); model = longtail.attach(model, method, batch=batch)"
 
 Model = TypeVar("Model", bound=nn.Module)
 Method = TypeVar("Method", bound=PostHoc)
@@ -117,6 +118,9 @@ def calibrate(
 
     The new model has no wrappers (DistributedDataParallel, DataParallel, torch.compile).
 
+    A multi-label model takes `MultiLabelCalibration()`: batches are (inputs, labels (N, K) of 0 and 1), and the method
+    is fitted on `validation` or, without it, on the loader, which must then hold samples the model has not seen.
+
     Args:
         model: a classifier whose last layer is an `nn.Linear`, with a row per class, or one row for two classes; it is
             not changed.
@@ -139,13 +143,22 @@ def calibrate(
     display = Display(quiet=not progress)
     method.check_settings()
     few = None
+    if method.multilabel and (images_per_class != "all" or class_counts is not None):
+        raise UserError(f"{type(method).__name__} takes neither images_per_class nor class_counts: leave them out")
+    if method.multilabel and validation is not None:
+        loader, validation = validation, None
     if images_per_class != "all":
         few = chosen_images(images_per_class, method, np.bincount(listed_labels(loader)), seed)
     source, held_out_source = Source(loader, few), None if validation is None else Source(validation)
     shards = max(source.info.shards, 1 if held_out_source is None else held_out_source.info.shards)
     with inference_session(model, device, shards=shards) as session:
         refuse_copies_of_fsdp(session.model)
-        detector = HeadDetector(session.model, head, check=partial(_require_foldable, method, session.model))
+        foldable = partial(_require_foldable, method, session.model)
+        forms = MULTI_LABEL if method.multilabel else SINGLE_LABEL
+        detector = HeadDetector(session.model, head, check=foldable, forms=forms)
+        if method.multilabel:
+            method.fit(*source.multilabel(session, detector, display))
+            return _folded(session, detector, method), method
         train = source.outputs(session, detector, "train", class_counts, display)
         held_out = None
         if held_out_source is not None:
@@ -166,9 +179,10 @@ def fit_method(method: PostHoc, train: Outputs | None, validation: Outputs | Non
 def _require_foldable(method: PostHoc, model: nn.Module, head: Head) -> None:
     """Refuse, before the pass over the data, models and methods that do not fit together."""
     if head.obstacle:
+        attach = MULTI_LABEL_ATTACH if method.multilabel else ATTACH
         raise UserError(
             f"a calibration cannot be folded into {type(model).__name__}: {head.obstacle}. Add the method after the "
-            f"model: {ATTACH}"
+            f"model: {attach}"
         )
     if method.needs_features and not head.has_features:
         raise UserError(
@@ -221,7 +235,8 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
     Args:
         model: returns logits (N, K), or an object that holds them.
         method: fitted on the logits of this model: `method.fit(longtail.extract(model, loader))`.
-        batch: a batch of the loader; needed if it is not clear where the logits are in the output.
+        batch: a batch of the loader; needed if it is not clear where the logits are in the output, and for multi-label
+            models, whose output could be logits or sigmoids.
 
     >>> from longtail.posthoc.marc import MARC
     >>> logits = torch.tensor([[3.0, 0.0], [2.0, 1.0], [1.5, 1.0], [1.0, 0.8]])
@@ -233,9 +248,13 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
     classes = method.n_features_in_
     layer = _layer_of(method, classes)
     path = None
+    if method.multilabel and batch is None:
+        raise UserError("pass a batch of the loader as batch=: the output of a multi-label model could be sigmoids")
     if batch is not None:
+        forms = MULTI_LABEL if method.multilabel else SINGLE_LABEL
         with inference_session(model, "auto", alone=True) as session:
-            head = detect_head(session.model, split_batch(batch, session.model, session.device))
+            some = split_batch(batch, session.model, session.device, multilabel=method.multilabel)
+            head = detect_head(session.model, some, forms=forms)
         if head.form != "logits":
             raise UserError(
                 f"{type(session.model).__name__} returns the {head.form} of the output of {head.layers[0]}; "

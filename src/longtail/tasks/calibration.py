@@ -21,11 +21,12 @@ from longtail.errors import UserError
 from longtail.files.atomic import require_own, write_json
 from longtail.files.records import FORMAT, as_record, format_of, read_json
 from longtail.methods import PostHocMethod
-from longtail.metrics.intervals import Fallen, fallen_classes
+from longtail.metrics.intervals import Fallen, collapsed_classes, fallen_classes
 from longtail.metrics.scores import Metrics, predictions_of, score_predictions
 from longtail.outputs.record import Outputs
-from longtail.posthoc.auto import Trial
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.conformal import SetScores
+from longtail.posthoc.prior_estimate import PriorCheck
 from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.solver.linear import LinearHead
 from longtail.runs.record import CALIBRATION_FILE, RUN_FILES, RUN_FOLDERS
@@ -96,6 +97,7 @@ class Comparison:
 
     `used`: the method was fitted or chosen on these samples, so the scores after are higher than on new samples.
     `missing`: the classes without a sample; the scores are over the others.
+    `collapsed`: of the fallen classes, large ones that are hardly recognised any more.
     """
 
     split: str
@@ -104,6 +106,7 @@ class Comparison:
     fallen: list[Fallen]
     used: bool = False
     missing: list[str] = field(default_factory=list)
+    collapsed: list[Fallen] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         scores = {"before": self.before.to_dict(), "after": self.after.to_dict()}
@@ -120,7 +123,8 @@ def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | 
     fallen = fallen_classes(before.classes == labels, after.classes == labels, labels, outputs.names)
     old, new = (score_predictions(predictions, labels, counts) for predictions in (before, after))
     used = method is not None and method.needs_validation and outputs.split == "validation"
-    return Comparison(outputs.split, old, new, fallen, used, outputs.missing_classes)
+    collapsed = collapsed_classes(fallen, outputs.names, counts)
+    return Comparison(outputs.split, old, new, fallen, used, outputs.missing_classes, collapsed)
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:
@@ -173,8 +177,8 @@ def read_calibration(folder: Path, *, model: str | None = None) -> tuple[Calibra
 def fitted_value(numbers: Any, name: str) -> Any:
     """A fitted attribute of a method, or of the method inside it; None if neither has it.
 
-    >>> fitted_value({"temperature_": 1.5, "method_": {"choice_": "halo"}}, "choice_")
-    'halo'
+    >>> fitted_value({"temperature_": 1.5, "method_": {"model_prior_": "train"}}, "model_prior_")
+    'train'
     """
     while isinstance(numbers, dict):
         if name in numbers:
@@ -209,11 +213,14 @@ def read_scores(path: Path, model: str) -> ScoresFile | None:
 
 
 def _numbers(method: PostHoc) -> dict[str, Any]:
-    """What was fitted; in `method_`, what the method inside fitted (of Auto, and before a temperature)."""
+    """What was fitted; in `method_`, what the method inside fitted (before a temperature)."""
     fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
     numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
     inner = method.wrapped
-    return numbers if inner is None else {**numbers, "method_": {**_plain(inner), **_numbers(inner)}}
+    if inner is None:
+        return numbers
+    own = {key: value for key, value in _numbers(inner).items() if key not in ("set_scores_", "prior_check_")}
+    return {**numbers, "method_": {**_plain(inner), **own}}
 
 
 def _plain(value: Any) -> Any:
@@ -224,8 +231,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, PostHoc):
         return {"class": type(value).__name__, **_plain(value.get_params(deep=False))}
-    if isinstance(value, Trial):
-        return {one.name: {"log_likelihood": value.mean(one)} for one in value.candidates}
+    if isinstance(value, PriorCheck | SetScores):
+        return asdict(value)
     if isinstance(value, LinearHead):
         return f"linear head of shape {value.weight.shape}, folded into the weights"
     return value.item() if isinstance(value, np.generic) else value

@@ -20,6 +20,7 @@ from longtail.metrics.scores import evaluate, evaluate_predictions
 from longtail.posthoc.inputs import fit_outputs
 from longtail.recipes import with_authors_settings
 from longtail.runs.folder import Run
+from longtail.runs.network import settled
 from longtail.runs.record import (
     METRICS_FILE,
     MODEL_FILE,
@@ -98,7 +99,8 @@ class Cell:
         """Of its stage-one run."""
         trained = self.entry.stage_one
         options = dict(trained.options)
-        return with_authors_settings(replace(self.config, method=trained.name, options=options, seed=self.seed))
+        config = replace(self.config, method=trained.name, options=options, seed=self.seed)
+        return settled(with_authors_settings(config))
 
     @property
     def is_trained(self) -> bool:

@@ -1,8 +1,8 @@
 """Whether a classifier is biased by the long tail, and whether calibration would help; measured on held-out outputs.
 
 The signs of bias: mean margins and logits fall with class size, and tail classes have lower accuracy than head
-classes. The trial: the methods that `auto` chooses from are fitted as `calibrate` would fit them, and the gain in
-balanced accuracy of the chosen one is given with its interval.
+classes. The trial: methods are fitted as `calibrate` would fit them, and the gain in balanced accuracy of the one that
+`calibrate` takes is given with its interval.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longtail.metrics.intervals import Fallen, Interval, fallen_classes, paired_
 from longtail.metrics.margins import State, describe_state
 from longtail.metrics.scores import Metrics, natural_accuracy
 from longtail.outputs.record import Outputs
-from longtail.posthoc.auto import Candidate, Trial, try_candidates
+from longtail.posthoc.candidates import Candidate, Trial, try_candidates
 from longtail.posthoc.inputs import from_outputs
 from longtail.runs.folder import Run
 
@@ -57,7 +57,7 @@ class Diagnosis:
         samples: number of held-out samples.
         before: the unchanged model.
         tried: every candidate.
-        method: name of the method that `--method auto` chooses; softmax means the model stays unchanged.
+        method: name of the method that `calibrate` takes; softmax means the model stays unchanged.
         nearest: the method that `gain` belongs to: the chosen one or, if the model stays unchanged, the candidate
             with the highest likelihood.
         gain: balanced accuracy after minus before.
@@ -124,12 +124,9 @@ class Diagnosis:
             return (
                 f"{first}, and calibration would lower accuracy ({title}: {expected}). Keep the classifier unchanged."
             )
-        chosen = ""
-        if self.method != "softmax":
-            chosen = f" (--method auto would choose {title}, for the likelihood alone)"
         return (
-            f"{first}; no method is significantly better than the unchanged model (the best, {title}: {expected}). "
-            f"Keep the classifier unchanged, or use more held-out images for a clearer result{chosen}."
+            f"{first}; {title} is not significantly better than the unchanged model: {expected}. "
+            "Keep the classifier unchanged, or use more held-out images for a clearer result."
         )
 
     def __str__(self) -> str:
@@ -236,6 +233,9 @@ class DiagnosisFile:
     split: str
     recommendation: str
     tried: list[TriedRecord]
+    samples: int = 0
+    method: str = "softmax"
+    """The method that it recommends."""
 
 
 def write_diagnosis(run: Run, diagnosis: Diagnosis) -> Path:

@@ -7,7 +7,7 @@ checkpoint never runs code.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ class CheckpointHeader:
     """The header: the step, the number of processes, and the loss since the last record.
 
     `momentum` lists the parameters that the optimiser has a state for, so that a missing one is detected; older
-    checkpoints have no list.
+    checkpoints have no list. `scaler` is the state of the loss scale of --precision fp16.
     """
 
     step: int
@@ -36,6 +36,7 @@ class CheckpointHeader:
     loss_sums: list[float]
     loss_steps: int
     momentum: list[str] | None = None
+    scaler: dict[str, float] = field(default_factory=dict)
 
 
 def save_checkpoint(path: Path, state: TrainState, *, loss_sums: list[float], loss_steps: int) -> None:
@@ -50,7 +51,7 @@ def save_checkpoint(path: Path, state: TrainState, *, loss_sums: list[float], lo
         entries = {key: value for key, value in state.optimizer.state[parameter].items() if value is not None}
         tensors |= {f"{ENTRIES[key]}.{name}": value for key, value in entries.items()}
         with_state += [name] if entries else []
-    header = CheckpointHeader(state.step, len(loss_sums), loss_sums, loss_steps, with_state)
+    header = CheckpointHeader(state.step, len(loss_sums), loss_sums, loss_steps, with_state, state.scaler.state_dict())
     write_tensors(path, tensors, {"format": FORMAT, **asdict(header)})
 
 
@@ -68,6 +69,9 @@ def load_checkpoint(path: Path, state: TrainState, *, steps: int) -> CheckpointH
         except RuntimeError as error:
             raise UserError(f"{path} does not fit the network of its run: {reason(error)}") from error
     _load_optimizer(tensors, header, state, path)
+    _require(header.scaler.keys() == state.scaler.state_dict().keys(), "its scale of the loss", path)
+    if header.scaler:
+        state.scaler.load_state_dict(header.scaler)
     state.step = header.step
     return header
 

@@ -7,16 +7,21 @@
 | up to 96 | 64 x 64 | resnet10, from 10,000 images on resnet18 |
 | up to 160 | 128 x 128 | resnet18 |
 | more | 224 x 224 | resnet18, from 20,000 images on resnet34, from 200,000 on resnet50 |
+
+A pretrained network is trained with AdamW, for a third of the epochs, at its own image size; a network of timm or
+Hugging Face with random weights with AdamW, and a ResNet from scratch with SGD. See `suited`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from longtail.backbones.library import input_settings, library_of
 from longtail.backbones.weights import backbone_of
 from longtail.config import DataConfig, TrainConfig, from_dict
 from longtail.data.images import DecodedImages, FileImages, Images, MemoryImages
@@ -24,6 +29,7 @@ from longtail.data.sources import SOURCES, find_data
 from longtail.data.splits import Splits, open_splits
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
+from longtail.runs.network import settled
 
 VALIDATION = 0.1
 EVALUATIONS = 15  # lines about validation images that a training of the chosen length prints
@@ -36,6 +42,16 @@ SIZES: tuple[tuple[float, int, tuple[tuple[int, str], ...]], ...] = (
     (160, 128, ((0, "resnet18"),)),
     (float("inf"), 224, ((0, "resnet18"), (20_000, "resnet34"), (200_000, "resnet50"))),
 )
+# What is trained of a pretrained network → its settings with AdamW.
+FINE_TUNING: dict[str, dict[str, float]] = {
+    "all": {"lr": 1e-3, "weight_decay": 0.05, "layer_decay": 0.75},
+    "last": {"lr": 1e-3, "weight_decay": 0.05},
+    "lora": {"lr": 1e-3, "weight_decay": 0.01},
+}
+FROM_SCRATCH: dict[str, float] = {"lr": 1e-3, "weight_decay": 0.05}  # a network of timm or Hugging Face, with AdamW
+SGD_LR = 0.01  # for a pretrained network
+FEWEST_EPOCHS = 1 / 3  # of the usual number: with fewer, a smaller network is trained better
+STEPS_SHARE = 0.85  # of the time for training; evaluations take the rest
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 
@@ -58,7 +74,7 @@ class Found:
         return (
             f"{self.splits.summary()}; {colour}, about {self.side} pixels. Trained with --backbone {config.backbone}"
             f"{start} --image-size {config.image_size} {augment} {length} --batch-size {config.batch_size} "
-            f"--lr {config.lr:g}; give any of these options to change it"
+            f"--optimizer {config.optimizer} --lr {config.lr:g}; give any of these options to change it"
         )
 
 
@@ -71,8 +87,31 @@ def recipe_for(data: str | DataConfig, *, root: str | None = None, **settings: A
         settings: fields of `TrainConfig` that replace the chosen ones.
     """
     if isinstance(data, str) and data in RECIPES:
-        return from_dict(settings, replace(RECIPES[data], root=root))
+        return changed_recipe(data, {"root": root, **settings})
     return look_at(data, root=root, **settings).config
+
+
+def changed_recipe(name: str, settings: dict[str, Any]) -> TrainConfig:
+    """A recipe with other settings; with another network or training than from scratch, their optimiser too."""
+    config = from_dict(settings, RECIPES[name])
+    if library_of(config.backbone) is None and config.train == "all":
+        return config
+    return settled(suited(config, settings))
+
+
+def suited(config: TrainConfig, given: Collection[str] = ()) -> TrainConfig:
+    """The configuration with the optimiser and learning rate for what is trained of its network.
+
+    Settings whose names are `given` stay, and so does everything where a network of this library starts at random.
+    """
+    library, part = library_of(config.backbone), config.train.partition(":")[0]
+    pretrained = config.weights or (library and config.pretrained)
+    if part == "head" or not (pretrained or library):
+        return config
+    chosen: dict[str, Any] = {"optimizer": "adamw", **(FINE_TUNING[part] if pretrained else FROM_SCRATCH)}
+    if "optimizer" in given and config.optimizer == "sgd":
+        chosen = {"lr": SGD_LR} if pretrained else {}
+    return replace(config, **{name: value for name, value in chosen.items() if name not in given})
 
 
 def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any) -> Found:
@@ -81,26 +120,77 @@ def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any)
     known = {name: value for name, value in settings.items() if name in DataConfig.__dataclass_fields__}
     splits = open_splits(replace(where, **known))
     side, grey = _looks(splits.train)
-    size = settings.get("image_size") or SOURCES[where.data].side
+    network = settings.get("backbone") or ""
+    own = input_settings(network) if library_of(network) else {}
+    size = settings.get("image_size") or own.get("image_size") or SOURCES[where.data].side
     row = next(row for row in SIZES if (size or side) <= row[0])
     size, images = size or row[1], len(splits.train)
     backbone = [name for least, name in row[2] if images >= least][-1]
     chosen: dict[str, Any] = {
         "backbone": backbone,
-        "image_size": None if isinstance(splits.train, MemoryImages) else size,
+        **own,
+        "image_size": None if isinstance(splits.train, MemoryImages) and not own else size,
         "augment": _augment(size, grey=grey),
         "epochs": float(np.clip(round(400_000 / images), 15, 90)),
         "batch_size": 64 if images < 2_000 else 128,
         "lr": 0.05 if images < 2_000 else 0.1,
     }
-    if weights := settings.get("weights"):
-        # A pretrained network needs small steps, and fewer of them.
-        chosen |= {"backbone": backbone_of(Path(weights)) or backbone, "lr": 0.01}
-        chosen["epochs"] = float(max(round(chosen["epochs"] / 3), 5))
+    if (weights := settings.get("weights")) and not network:
+        chosen["backbone"] = backbone_of(Path(weights)) or backbone
+    if weights or (own and settings.get("pretrained", True)):
+        chosen["epochs"] = float(max(round(chosen["epochs"] / 3), 5))  # a pretrained network needs fewer
     chosen["evaluate_every"] = max(round(chosen["epochs"] / EVALUATIONS), 1)
     chosen["warmup"] = -(-images // chosen["batch_size"])  # one epoch
     base = TrainConfig(**{**vars(where), **chosen})
-    return Found(splits, from_dict(settings, base), side, grey)
+    return Found(splits, suited(from_dict(settings, base), settings), side, grey)
+
+
+def smaller(found: Found, config: TrainConfig, free: Collection[str]) -> Iterator[TrainConfig]:
+    """The configuration, then smaller networks and images, as far as these settings are `free` to change."""
+    yield config
+    side = config.image_size or found.side
+    for _, size, networks in reversed(SIZES):
+        if (
+            size > side
+            or (size < side and ("image_size" not in free or config.image_size is None))
+            or size < 32 <= side
+        ):
+            continue
+        names = [name for _, name in reversed(networks)] if "backbone" in free else [config.backbone]
+        if size == side and config.backbone in names:
+            names = names[names.index(config.backbone) + 1 :]
+        augment = _augment(size, grey=found.grey) if "augment" in free else config.augment
+        for name in names:
+            yield replace(config, backbone=name, augment=augment, image_size=config.image_size and size)
+
+
+def for_minutes(
+    found: Found,
+    config: TrainConfig,
+    minutes: float,
+    seconds_of: Callable[[TrainConfig], float],
+    free: Collection[str] = ("backbone", "image_size", "augment", "epochs"),
+) -> TrainConfig:
+    """The largest network and images that train long enough in so many minutes, and for how many epochs.
+
+    Long enough is a third of the usual epochs. If nothing is, the smallest network is trained for the epochs that fit.
+
+    Args:
+        found: the images.
+        config: the usual settings.
+        minutes: how long training may take.
+        seconds_of: measures how long the steps of a configuration take on this machine.
+        free: settings that may be changed.
+    """
+    if config.epochs is None:
+        raise UserError("a length in minutes does not go with --iterations; give only one of them")
+    chosen, epochs = config, config.epochs
+    for chosen in smaller(found, config, free):
+        fitting = 60 * minutes * STEPS_SHARE / max(seconds_of(chosen) / config.epochs, 1e-9)
+        epochs = min(config.epochs, max(float(int(fitting)), 1.0)) if "epochs" in free else config.epochs
+        if fitting >= config.epochs * (FEWEST_EPOCHS if "epochs" in free else 1):
+            break
+    return replace(chosen, epochs=epochs, evaluate_every=max(round(epochs / EVALUATIONS), 1))
 
 
 def _looks(images: Images) -> tuple[int, bool]:

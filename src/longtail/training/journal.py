@@ -39,6 +39,7 @@ from longtail.training.checkpoint import load_checkpoint, save_checkpoint
 from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan
 from longtail.training.trackers import Tracker, build_trackers
+from longtail.training.tuning import merged
 
 TICK_SECONDS = 1.0
 
@@ -210,7 +211,7 @@ class Journal:
     def finish(self, state: TrainState) -> None:
         """Write the final weights; the checkpoint is no longer needed."""
         if self.world.is_main:
-            write_trained(self.folder, state.result, state.step)
+            write_trained(self.folder, merged(state.result), state.step)
             remove_passing(self.folder)
         self.world.barrier()
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from longtail.backbones.library import library_of
 from longtail.config import TrainConfig, comparable
 from longtail.data.splits import open_splits
 from longtail.distributed import World, join
@@ -24,13 +25,16 @@ from longtail.files.reading import resolved
 from longtail.files.text import clock
 from longtail.launch import handling, terminations
 from longtail.metrics.scores import Metrics
+from longtail.outputs.loaders import ImageLoader
 from longtail.recipes import with_authors_settings
+from longtail.runs.network import settled
 from longtail.runs.outputs import score
 from longtail.training.defaults import recipe_for
 from longtail.training.journal import Journal
 from longtail.training.rehearsal import own_random_numbers, prepare, rehearse, say_if_slow
 from longtail.training.step import Parts, TrainingStep, compiled, take_step
 from longtail.training.trackers import Tracker
+from longtail.training.tuning import described, fit_head
 
 
 class StopRequest:
@@ -60,6 +64,8 @@ class StopRequest:
 
 
 LARGE_FOR_ADAMW = 0.02  # learning rate
+LONG = 1800.0  # seconds of training, above which a shorter one is offered
+OWN_IMAGES = ("folder", "csv", "parquet", "lists")  # data without a recipe
 NOTE_EVERY = 20  # steps between readings of the loss, because each reading waits for the device
 
 
@@ -109,8 +115,12 @@ class Trainer:
         """Try one step on a copy, and print how long the remaining steps will take."""
         say_if_slow(self.config, self.world.device, self.display)
         seconds = rehearse(self.streams, self.state, self.config, self.plan, self.world)
-        steps = self.plan.steps - self.state.step
-        self.display.line(f"{steps:,} steps of {self.config.batch_size} images: about {clock(seconds)} here")
+        self.display.line(described(self.state.model, self.config))
+        steps = f"{self.plan.steps - self.state.step:,} steps of {self.config.batch_size} images"
+        work = f"features of {len(self.splits.train):,} images" if self.config.train == "head" else steps
+        long = seconds > LONG and self.config.data in OWN_IMAGES
+        hint = "; --minutes 10 instead chooses network, image size and epochs that fit into 10 minutes" if long else ""
+        self.display.line(f"{work}: about {clock(seconds)} here{hint}")
 
     def run(self) -> Metrics | None:
         """Train to the end; returns the last validation metrics, None without a validation split."""
@@ -125,7 +135,21 @@ class Trainer:
         finally:
             self.journal.close()
 
+    def _fit_head(self) -> Metrics | None:
+        """Fit the head on the features of a frozen network, and write the run."""
+        images = self.streams.images
+        loader = ImageLoader(images, self.streams.clean, world=self.world, workers=self.config.workers)
+        loss = fit_head(self.state.model, loader, self.display)
+        self.state.step = self.plan.steps
+        metrics = self._evaluate()
+        text = self.journal.record(self.plan, self.state, loss, metrics, 0.0)
+        self.display.line(text.replace(self.plan.named(self.state.step), "head fitted"))
+        self.journal.finish(self.state)
+        return metrics
+
     def _train(self) -> Metrics | None:
+        if self.config.train == "head":
+            return self._fit_head()
         metrics = None
         step = TrainingStep(self._network(), self.state.objective)
         distributed = DistributedDataParallel(step) if self.world.size > 1 else step
@@ -210,9 +234,12 @@ def train(
         progress: show a progress bar, in a terminal or a notebook.
         display: where progress is shown, instead of `progress`.
     """
-    config = with_authors_settings(recipe_for(config) if isinstance(config, str) else config)
+    config = settled(with_authors_settings(recipe_for(config) if isinstance(config, str) else config))
     if config.data == "places-lt" and config.weights is None:
         warnings.warn("the paper starts Places-LT from ImageNet weights: give them with --weights FILE", stacklevel=2)
+    if config.train != "all" and not (config.weights or (config.pretrained and library_of(config.backbone))):
+        frozen = f"--train {config.train} keeps layers of {config.backbone} at random weights"
+        warnings.warn(f"{frozen}; give pretrained ones: --weights FILE, --backbone timm:NAME or hf:NAME", stacklevel=2)
     if config.optimizer == "adamw" and config.lr >= LARGE_FOR_ADAMW:
         warnings.warn(f"--lr {config.lr:g} is large for AdamW; about 0.001 is usual", stacklevel=2)
     display = display or Display(quiet=not progress)

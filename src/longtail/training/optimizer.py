@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from longtail.config import TrainConfig
 from longtail.networks.objective import Objective
+from longtail.training.tuning import frozen_modules, layer_numbers
 
 
 @dataclass
@@ -23,12 +25,18 @@ class TrainState:
     step: int = 0
     average: AveragedModel | None = None
     """Moving average of the weights (--ema), with the batch-norm statistics of the last step."""
+    frozen: Sequence[nn.Module] = ()
+    """Parts of the network that stay in evaluation mode."""
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler("cpu", enabled=False))
+    """Scales the loss for --precision fp16, whose small gradients would be 0."""
 
     @classmethod
     def new(cls, model: nn.Module, objective: Objective, config: TrainConfig) -> TrainState:
         """A state before the first step."""
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
-        return cls(model, objective, new_optimizer(model, objective, config), average=average)
+        optimizer, device = new_optimizer(model, objective, config), next(model.parameters()).device
+        scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        return cls(model, objective, optimizer, average=average, frozen=frozen_modules(model), scaler=scaler)
 
     @property
     def result(self) -> nn.Module:
@@ -43,20 +51,27 @@ class TrainState:
 
 def new_optimizer(model: nn.Module, objective: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimiser over the parts of the network, each with a learning rate of its own."""
-    groups = _parts(model, objective)
+    groups = _parts(model, objective, config)
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, config.lr, config.momentum, weight_decay=config.weight_decay)
     split = [_decayed(group, config.weight_decay) for group in groups]
     return torch.optim.AdamW([group for pair in split for group in pair if group["params"]], config.lr)
 
 
-def _parts(model: nn.Module, objective: nn.Module) -> list[dict[str, Any]]:
-    """Trained parameters by the part of the network they belong to, for the optimiser."""
-    parts: dict[str, list[nn.Parameter]] = {}
+def _parts(model: nn.Module, objective: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Trained parameters by the part of the network they belong to, and by the factor of their learning rate."""
+    scales: dict[str, float] = {}
+    if config.layer_decay < 1:
+        count, layers = layer_numbers(model.get_submodule("backbone"))
+        scales = {
+            f"backbone.{name}": config.layer_decay ** (count + 1 - layer) for name, layer in layers.items() if count
+        }
+    parts: dict[tuple[str, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        parts.setdefault(name.split(".")[0], []).append(parameter)
-    parts["objective"] = list(objective.parameters())
-    return [{"params": parameters, "part": part} for part, parameters in parts.items() if parameters]
+        if parameter.requires_grad:
+            parts.setdefault((name.split(".")[0], scales.get(name, 1.0)), []).append(parameter)
+    parts["objective", 1.0] = list(objective.parameters())
+    return [{"params": values, "part": part, "scale": scale} for (part, scale), values in parts.items() if values]
 
 
 def _decayed(group: dict[str, Any], weight_decay: float) -> tuple[dict[str, Any], dict[str, Any]]:

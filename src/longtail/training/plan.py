@@ -35,11 +35,12 @@ class Plan:
 
     @classmethod
     def of(cls, config: TrainConfig, train_images: int, *, streams: int = 1, stages: int = 1) -> Plan:
-        if config.iterations is not None:
+        epochs = 1 if config.train == "head" else config.epochs  # features are computed in one pass
+        if config.iterations is not None and config.train != "head":
             steps = config.iterations
         else:
-            assert config.epochs is not None  # TrainConfig has one of the two
-            steps = math.ceil(config.epochs * train_images / config.batch_size)
+            assert epochs is not None  # TrainConfig has one of the two
+            steps = math.ceil(epochs * train_images / config.batch_size)
         return cls(
             steps, config.batch_size, train_images, config.lr, config.warmup, config.warmup_from, streams, stages
         )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import time
 from contextlib import AbstractContextManager
-from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from longtail.backbones.weights import load_backbone
+from longtail.backbones.inference import evaluating
 from longtail.config import TrainConfig
 from longtail.data.splits import Splits, image_side, open_splits
 from longtail.distributed import World, join
@@ -19,10 +18,12 @@ from longtail.errors import UserError, choose, is_out_of_memory
 from longtail.files.progress import Display
 from longtail.methods import TRAIN_METHODS
 from longtail.networks.objective import Objective, defer
-from longtail.runs.record import build_network, image_channels
+from longtail.runs.network import build_network, settled
+from longtail.runs.record import image_channels
 from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan
 from longtail.training.step import Streams, TrainingStep, take_step
+from longtail.training.tuning import select
 
 MOST_STEPS = 6
 ENOUGH_SECONDS = 2.0  # seconds after which no further steps are measured
@@ -31,6 +32,7 @@ USUAL_BATCH = 4096  # up to here a batch may have more images than the training 
 
 def seconds_of(config: TrainConfig, display: Display) -> float:
     """The seconds that a run will take here, without its evaluations; raises if it cannot work. Nothing is written."""
+    config = settled(config)
     with join(config.device) as world, own_random_numbers(world.device):
         streams, state, plan = prepare(config, open_splits(config), world, display)
         streams.open_images()
@@ -45,9 +47,8 @@ def prepare(config: TrainConfig, splits: Splits, world: World, display: Display)
         raise UserError(f"a batch of {config.batch_size:,} images; the training set has {len(splits.train):,}")
     streams = Streams(config, splits, method.samplers, world, display)
     torch.manual_seed(config.seed)
-    model, objective = build_network(config, splits.train.class_counts, image_channels(splits))
-    if config.weights:
-        load_backbone(model.get_submodule("backbone"), Path(config.weights))
+    model, objective = build_network(config, splits.train.class_counts, image_channels(splits), start=True)
+    select(model, config)
     model = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     objective = adapted(objective, config, splits.train.class_counts).to(world.device)
     state = TrainState.new(model, objective, config)
@@ -73,7 +74,9 @@ def adapted(objective: Objective, config: TrainConfig, class_counts: Tensor) -> 
 
 
 def say_if_slow(config: TrainConfig, device: torch.device, display: Display) -> None:
-    """Print one line if --precision bf16 makes training slower on this device instead of faster."""
+    """Print one line if --precision makes training slower on this device instead of faster."""
+    if config.precision == "fp16" and device.type == "cpu":
+        display.line("--precision fp16 is for GPUs, and slow on this processor; leave the option out")
     if config.precision == "bf16" and emulates_bfloat16(device):
         display.line(
             f"--precision bf16 is slow here: this {'processor' if device.type == 'cpu' else 'GPU'} has no bfloat16 "
@@ -98,7 +101,16 @@ def own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
 
 
 def rehearse(streams: Streams, state: TrainState, config: TrainConfig, plan: Plan, world: World) -> float:
-    """Take a step on a copy of the network; returns the seconds that the steps from `state` on will take."""
+    """Take a step on a copy of the network; returns the seconds that the steps from `state` on will take.
+
+    For --train head, the seconds that computing the features will take.
+    """
+    if config.train == "head":
+        begin = time.monotonic()
+        images = next(streams.batches(0, 1, workers=0))[0][0].images
+        with evaluating(state.model):
+            state.model(images)
+        return (time.monotonic() - begin) / len(images) * len(streams.splits.train) / world.size
     model, objective = copy.deepcopy((state.model, state.objective))
     trial = TrainState.new(model, objective, config)
     step = TrainingStep(model, objective)

@@ -20,12 +20,13 @@ from longtail.distributed import World
 from longtail.errors import UserError
 from longtail.files.progress import Display
 from longtail.networks.objective import Objective, Progress
-from longtail.runs.record import transforms
+from longtail.runs.network import transforms
 from longtail.training.mixing import Mixing
 from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan
 
 Parts = list[list[Batch]]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Streams:
@@ -48,8 +49,8 @@ class Streams:
         self.display = display
         self.samplers = self._samplers(names)
         # One augmenting transform per stream: streams of one sampler show the same images differently.
-        self.transforms = [transforms(config, splits, stream)[0] for stream in range(len(self.samplers))]
-        self.clean = transforms(config, splits)[1]
+        self.transforms = [transforms(config, stream)[0] for stream in range(len(self.samplers))]
+        self.clean = transforms(config)[1]
         counts = splits.train.class_counts.to(world.device)
         self.mixing = Mixing(config.mix, config.mix_alpha, config.seed, counts) if config.mix != "none" else None
 
@@ -128,20 +129,24 @@ def take_step(
     torch.manual_seed(int(seeds[0]))
     progress = plan.progress(state.step)
     for group in state.optimizer.param_groups:
-        group["lr"] = progress.lr * state.objective.rate(group["part"], progress)
+        group["lr"] = progress.lr * state.objective.rate(group["part"], progress) * group["scale"]
     step.train()
+    for module in state.frozen:
+        module.eval()
     state.optimizer.zero_grad()
     total = torch.zeros((), device=world.device)
     for number, batches in enumerate(parts, 1):
         if isinstance(step, DistributedDataParallel):
             step.require_backward_grad_sync = number == len(parts)
-        with torch.autocast(world.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        with torch.autocast(world.device.type, HALF.get(config.precision), enabled=config.precision in HALF):
             loss = step(batches, progress) / len(parts)
-        loss.backward()
+        state.scaler.scale(loss).backward()
         total += loss.detach()
     if config.clip_norm is not None:
+        state.scaler.unscale_(state.optimizer)
         nn.utils.clip_grad_norm_(state.parameters().values(), config.clip_norm)
-    state.optimizer.step()
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
     if state.average is not None:
         state.average.update_parameters(state.model)
     state.step += 1

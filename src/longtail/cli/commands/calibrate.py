@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -39,9 +40,9 @@ head.safetensors.
 Examples:
   longtail calibrate runs/digits
   longtail calibrate runs/c10 --method marc --options gamma auto
-  longtail calibrate runs/c10 --method auto
   longtail calibrate runs/c10 --method halo --target-prior prior.csv
   longtail calibrate runs/c10 --method marc --then temperature
+  longtail calibrate runs/c10 --most-loss 3 --keep cat
   longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
   longtail calibrate train.npz --test test.npz --out calibrated
 """
@@ -86,10 +87,19 @@ class Calibrate(Output):
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
     target_prior: str | None = None
-    """halo, auto: class frequencies to be right for: uniform, train, a power of the training prior, or a CSV file with
+    """halo: class frequencies to be right for: uniform, train, a power of the training prior, or a CSV file with
     lines class,weight."""
     then: Literal["temperature"] | None = None
     """Second step after the method: one temperature that corrects the confidence, fitted on held-out images."""
+    most_loss: float | None = None
+    """Points of top-1 at the training prior that may be lost at most: the method is applied only as far as held-out
+    images allow it."""
+    keep: tuple[str, ...] = ()
+    """Classes that may not be recognised less often than before, by more than their confidence interval."""
+    best: Literal["balanced", "macro_f1"] | None = None
+    """Choose the strength of the method by this score on held-out images."""
+    strength: float | None = None
+    """Apply the method at this strength, from 0 (the unchanged model) to 1."""
     out: Path | None = None
     """Folder of the result (default: RUN/METHOD; required for a file)."""
     overwrite: bool = False
@@ -97,19 +107,24 @@ class Calibrate(Output):
     run: tyro.conf.OmitArgPrefixes[RunOptions] = field(default_factory=RunOptions)
     file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
 
-    def build(self, held_out: int, build: Callable[[str, dict[str, str]], PostHoc]) -> tuple[str, PostHoc, str]:
+    def build(
+        self, held_out: int, build: Callable[[str, dict[str, str]], PostHoc], *, frozen: bool = False
+    ) -> tuple[str, PostHoc, str]:
         """Name and method, with its settings, and why it is the default."""
         from longtail.methods import default_posthoc
-        from longtail.posthoc.tempered import Tempered
+        from longtail.posthoc import Limited, Tempered
 
-        name, why = (self.method, "") if self.method else default_posthoc(held_out)
+        name, why = (self.method, "") if self.method else default_posthoc(held_out, frozen=frozen)
         settings = self.options
         if self.target_prior is not None:
-            if name not in ("halo", "auto"):
-                raise UserError(f"--target-prior applies to --method halo and auto, not to {name}")
+            if name != "halo":
+                raise UserError(f"--target-prior applies to --method halo, not to {name}")
             settings = {**settings, "target_prior": self.target_prior}
         method = build(name, settings)
-        return name, method if self.then is None else Tempered(method), why
+        method = method if self.then is None else Tempered(method)
+        limits = {"strength": self.strength, "most_loss": self.most_loss, "keep": self.keep, "best": self.best}
+        given: dict[str, Any] = {name: value for name, value in limits.items() if value not in (None, ())}
+        return name, Limited(method, **given) if given else method, why
 
 
 def main(words: list[str]) -> int:
@@ -130,7 +145,8 @@ def _calibrate_run(options: Calibrate, own: RunOptions) -> int:
 
     with join(own.device) as world:
         run = _uncalibrated(options, Run.open(options.source))
-        name, method, why = options.build(run.split_sizes.get("validation", 0), partial(build_posthoc_for, run))
+        held_out, frozen = run.split_sizes.get("validation", 0), run.config.train == "head"
+        name, method, why = options.build(held_out, partial(build_posthoc_for, run), frozen=frozen)
         world.require_alike(
             model=run.model_identity,
             method=name,
@@ -203,19 +219,14 @@ def _calibrate_file(options: Calibrate, own: FileOptions) -> int:
 
 def _print(options: Calibrate, name: str, method: PostHoc, why: str, scores: list[Comparison], folder: Path) -> None:
     """Print scores before and after, what was fitted, and what was written."""
-    from longtail.methods import candidate_title, describe_posthoc
-    from longtail.report.terminal import comparison_table, trial_table
+    from longtail.methods import describe_posthoc
+    from longtail.report.terminal import comparison_table
 
     display, title = options.display(), describe_posthoc(method, name)[0].title
     for score in scores:
         display.table(comparison_table(score.split, {"before": score.before, title: score.after}))
         for line in _warnings(options, title, score):
             display.line(line)
-    if method.trial is not None:
-        display.table(trial_table(method.trial))
-        choice = method.trial.chosen.name
-        why = "" if choice != "softmax" else ": no method is clearly better on the held-out samples"
-        display.line(f"Auto chose {candidate_title(choice)}{why}")
     if why:
         display.line(f"{title} was taken because {why} (--method NAME takes another one)")
     for note in method.notes():
@@ -247,4 +258,8 @@ def _warnings(options: Calibrate, title: str, score: Comparison) -> list[str]:
         lines.append(f"{score.split}: no samples of class {some_of(score.missing)}; the scores are over the others")
     if score.fallen:
         lines.append(f"{score.split}: recognised less often than before: {fallen_text(score.fallen)}")
+    if score.collapsed:
+        hint = f"; --keep {shlex.quote(score.collapsed[0].name)} or --most-loss 3 applies {title} only in part"
+        lost = f"{score.split}: large classes are hardly recognised any more: {fallen_text(score.collapsed, most=3)}"
+        lines.append(lost if options.keep or options.most_loss is not None else lost + hint)
     return lines

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 HELP = """Is this model long-tail biased, and would calibration help?
 
-Measures on held-out images how mean margins and logits depend on class size. Then tries the methods that
-`longtail calibrate --method auto` chooses from, and prints how much balanced accuracy the chosen one gains,
-with a confidence interval, and what to do, in two sentences.
+Measures on held-out images how mean margins and logits depend on class size. Then tries post-hoc methods on
+images that their fit has not used, and prints how much balanced accuracy the one that `longtail calibrate` takes
+gains, with a confidence interval, and what to do, in two sentences.
 
 For a run folder: uses the validation split unless another is named. For a file of saved logits (see
 `longtail calibrate`): give held-out samples; the file needs class_counts of the training set, or give
@@ -139,7 +139,6 @@ def _trial_table(diagnosis: Diagnosis) -> Table:
     from longtail.methods import POSTHOC_METHODS
     from longtail.metrics.intervals import show_difference
     from longtail.metrics.table import SCORES
-    from longtail.report.terminal import ARROW
 
     table = Table("method", title="what calibration would bring, on samples that no fit has seen")
     for heading in ("log-\nlikelihood", "gain in balanced\naccuracy (points)", "top-1 at\ntraining prior"):
@@ -150,5 +149,8 @@ def _trial_table(diagnosis: Diagnosis) -> Table:
         price = SCORES["natural"].show(tried.natural)
         table.add_row(f"{tried.title}{mark}", f"{tried.likelihood:.4f}", gain, price)
     tail = POSTHOC_METHODS[diagnosis.nearest].title
-    table.caption = f"{ARROW}\n{tail}, the tail half of the classes: {show_difference(diagnosis.tail_gain)}"
+    table.caption = (
+        f"← what longtail calibrate takes; a higher log-likelihood is better\n{tail}, the tail half of the classes: "
+        f"{show_difference(diagnosis.tail_gain)}"
+    )
     return table

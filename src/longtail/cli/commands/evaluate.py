@@ -17,9 +17,15 @@ Prints top-1 and balanced accuracy, many / medium / few-shot accuracy (classes w
 class (if there are many classes, only the first and the last; --all prints every one). Writes all of
 these and the confusion matrix to RUN/metrics-SPLIT.json.
 
+--test-profile forward:50 scores a long-tailed subset: the classes with most training images have most test images, the
+largest 50 times as many as the smallest; backward:50 is the reverse. Published factors are 2, 5, 10, 25 and 50 (LADE,
+SADE). --target-prior moves a calibrated model to other class frequencies first; estimate finds them in the images,
+without their labels, and known takes those of the labels.
+
 Examples:
   longtail evaluate runs/digits --all
   longtail evaluate runs/c10 --split validation --root /data --json
+  longtail evaluate runs/c10/halo --test-profile backward:50 --target-prior estimate
 """
 
 
@@ -31,6 +37,11 @@ class Evaluate(Output, RunData):
     """Folder of a finished run, or of a calibrated model."""
     split: Literal["test", "validation", "train"] | None = None
     """Which images: test or, if there are none, validation; do not choose settings on test images."""
+    test_profile: str | None = None
+    """Score a long-tailed subset of the images: forward:N or backward:N."""
+    target_prior: float | str | None = None
+    """Class frequencies to be right for: uniform, train, a power of the training prior, a CSV file with lines
+    class,weight, estimate or known. For models calibrated with halo or auto."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
     all: bool = False
@@ -47,6 +58,8 @@ def main(words: list[str]) -> int:
     metrics, run, path = evaluate_run(
         options.run,
         options.split,
+        test_profile=options.test_profile,
+        target_prior=options.target_prior,
         root=options.root,
         device=options.device,
         workers=options.workers,

@@ -37,7 +37,7 @@ class Methods(Output):
 def main(words: list[str]) -> int:
     options = parse(Methods, words, "longtail methods", HELP)
     rows, columns = _released() if options.released else _methods()
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
     for heading, name in columns.items():
         # The longest word of these columns has 13 letters.
         table.add_column(heading, no_wrap=name == "name", min_width=13 if name in ("needs", "paper") else None)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import tyro
 
 from longtail.cli.parsing import Output, loading, parse
@@ -19,6 +18,7 @@ from longtail.files.text import table_cell
 if TYPE_CHECKING:
     from longtail.runs.folder import Run
     from longtail.runs.prediction import Predicted
+    from longtail.tasks.deployment import Deployment
 
 HELP = """Predict the classes of new images: names and probabilities of the most probable classes.
 
@@ -27,10 +27,16 @@ text files with a path per line, CSV or Parquet files with a column `path` (rela
 
 Prints a table; --out FILE.csv writes every image as a row, --json prints one document.
 
+--target-prior estimate finds the class frequencies of the images from the images themselves, as a power of the
+training prior (30 images at least). --coverage 0.9 adds a set of classes to each image that contains the true class
+with this probability, in the mean over classes. Both need a model calibrated with held-out images.
+
 Examples:
   longtail predict runs/photos/marc new.jpg
   longtail predict runs/photos/marc new-photos --top 1 --out predicted.csv
   longtail predict runs/photos/halo new-photos --target-prior train
+  longtail predict runs/photos/halo new-photos --target-prior estimate
+  longtail predict runs/photos/halo new-photos --coverage 0.9 --out sets.csv
   longtail predict runs/photos/marc list.txt --root /data --json
 """
 
@@ -46,8 +52,10 @@ class Predict(Output):
     top: int = 3
     """Classes to print per image."""
     target_prior: float | str | None = None
-    """Class frequencies of the new images: uniform, train, a power of the training prior, or a CSV file with lines
-    class,weight. For models calibrated with halo or auto."""
+    """Class frequencies of the new images: uniform, train, a power of the training prior, a CSV file with lines
+    class,weight, or estimate, from the images. For models calibrated with halo."""
+    coverage: float | None = None
+    """Add prediction sets: the share of images whose set contains the true class, such as 0.9."""
     out: Path | None = None
     """Write a CSV file: path, then name and probability of the most probable classes."""
     overwrite: bool = False
@@ -74,7 +82,9 @@ def main(words: list[str]) -> int:
         from longtail.runs.prediction import load
 
     display, model = options.display(), load(options.run, device=options.device)
-    shift = _prior_shift(model.run, options.target_prior) if options.target_prior is not None else None
+    change = (
+        _Change.of(model.run, options) if options.target_prior is not None or options.coverage is not None else None
+    )
     predicted = model.predict(
         options.paths,
         root=options.root,
@@ -82,9 +92,11 @@ def main(words: list[str]) -> int:
         workers=options.workers,
         display=display,
     )
-    if shift is not None:
-        weighted = predicted.probabilities * np.exp(shift - shift.max())
-        predicted = replace(predicted, probabilities=weighted / weighted.sum(1, keepdims=True))
+    estimated: dict[str, object] = {}
+    if change is not None:
+        predicted, lines, estimated = change.applied(predicted)
+        for line in lines:
+            display.line(line)
     for path in predicted.left_out:
         display.line(f"skipped, because it cannot be read: {path}")
     if options.out:
@@ -92,28 +104,51 @@ def main(words: list[str]) -> int:
         display.line(f"written: {options.out} ({len(predicted):,} images)")
     else:
         display.table(prediction_table(predicted, options.top, display.out.width))
-    options.print_json(_document(predicted, options))
+    options.print_json({**_document(predicted, options), **estimated})
     return 0
 
 
-def _prior_shift(run: Run, target_prior: float | str) -> np.ndarray:
-    """(K,) what another target prior adds to the logits: its logarithm minus that of the calibration's."""
-    from longtail.posthoc.priors import check_target_prior, log_target
-    from longtail.tasks.calibration import read_calibration
+@dataclass(frozen=True)
+class _Change:
+    """What --target-prior and --coverage do to predictions; refused before anything is predicted."""
 
-    settings = read_calibration(run.folder, model=run.model_identity)[0].settings if run.calibration else {}
-    inner = settings.get("method")  # the settings of the first step, with --then temperature
-    settings = inner if isinstance(inner, dict) else settings
-    if "target_prior" not in settings:
-        raise UserError(f"--target-prior needs a model calibrated with halo or auto, and {run.folder} is none")
-    log_prior = np.log(run.class_counts / run.class_counts.sum())
-    logarithms = []
-    for prior in (target_prior, settings["target_prior"]):
-        check_target_prior(prior)
-        logarithms.append(log_target(prior, log_prior, run.class_names))
-    if not np.isfinite(logarithms[1]).all():
-        raise UserError(f"{run.folder} was calibrated for a target prior with 0 for a class; calibrate it again")
-    return np.asarray(logarithms[0] - logarithms[1])
+    deployment: Deployment
+    target_prior: float | str | None
+    coverage: float | None
+
+    @classmethod
+    def of(cls, run: Run, options: Predict) -> _Change:
+        from longtail.tasks.deployment import ESTIMATE, Deployment
+
+        deployment = Deployment.of(run)
+        if options.coverage is not None:
+            deployment.require_sets().thresholds(options.coverage)
+        if options.target_prior == ESTIMATE:
+            deployment.prior_estimator()
+        elif options.target_prior is not None:
+            deployment.shift_to(options.target_prior)
+        return cls(deployment, options.target_prior, options.coverage)
+
+    def applied(self, predicted: Predicted) -> tuple[Predicted, list[str], dict[str, object]]:
+        """The predictions, what to say of them, and the estimate of class frequencies for JSON."""
+        from longtail.tasks.deployment import ESTIMATE, change_line, estimate_lines, moved
+
+        lines: list[str] = []
+        estimated: dict[str, object] = {}
+        before, target_prior = predicted.probabilities, self.target_prior
+        if self.coverage is not None:
+            predicted = replace(predicted, sets=self.deployment.sets(before, self.coverage))
+            lines.append(self.deployment.require_sets().promise(self.coverage))
+        if target_prior == ESTIMATE:
+            estimate = self.deployment.prior_estimator().estimate(before)
+            lines += estimate_lines(estimate, predicted.class_names)
+            shown = {name: getattr(estimate, name) for name in ("power", "low", "high", "samples", "fits")}
+            estimated, target_prior = {"target_prior": shown}, estimate.power
+        if target_prior is not None:
+            predicted = replace(predicted, probabilities=moved(before, self.deployment.shift_to(target_prior)))
+            labels = (before.argmax(1), predicted.probabilities.argmax(1))
+            lines += [change_line(*labels, predicted.class_names)] if estimated else []
+        return predicted, lines, estimated
 
 
 def _csv(predicted: Predicted, top: int) -> str:
@@ -121,16 +156,21 @@ def _csv(predicted: Predicted, top: int) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     ranks = range(1, len(best[0]) + 1)
-    writer.writerow(["path", *(f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))])
-    for path, classes in zip(predicted.sources, best, strict=True):
+    sets = predicted.set_names()
+    columns = (f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))
+    writer.writerow(["path", *columns, *(["set_size", "set"] if sets else [])])
+    for index, (path, classes) in enumerate(zip(predicted.sources, best, strict=True)):
         cells = (cell for name, value in classes for cell in (table_cell(name), f"{value:.6f}"))
-        writer.writerow([table_cell(path), *cells])
+        own = [len(sets[index]), table_cell("|".join(sets[index]))] if sets else []
+        writer.writerow([table_cell(path), *cells, *own])
     return text.getvalue()
 
 
 def _document(predicted: Predicted, options: Predict) -> dict[str, object]:
-    images = [
+    images: list[dict[str, object]] = [
         {"path": path, "classes": [{"name": name, "probability": value} for name, value in classes]}
         for path, classes in zip(predicted.sources, predicted.top(options.top), strict=True)
     ]
+    for image, names in zip(images, predicted.set_names(), strict=False):
+        image["set"] = names
     return {"run": str(options.run), "images": images, "left_out": list(predicted.left_out)}

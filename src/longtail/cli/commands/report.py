@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -13,17 +14,18 @@ from longtail.errors import UserError
 
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
 
-For a run folder: mean logits and margins per class before and after its newest calibration, class-wise accuracy,
-confusion matrices, F1, reliability, the classes that gain and lose most, the most frequent confusions with images,
-every other calibration in the folder beside it, the recommendation of `longtail diagnose`, and a slider over operating
-points with the command that applies the chosen one. Only the operating points of MARC are fitted; calibrate and
-diagnose the run first to see more. Further runs on the same classes show the effect of the stage-one data.
+The page opens with what the newest calibration made better, what it costs and whether to use it. Folded below: the
+classes that gain and lose, a slider over the strength of the calibration with the command that applies it, the other
+calibrations in the folder and what `longtail diagnose` tried, confusions with images, confidence, every class, logits
+and margins. Nothing is fitted if the run is calibrated. Further runs on the same classes show the effect of the
+stage-one data.
 
 For saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
 
 Examples:
   longtail report runs/digits
   longtail report runs/c100-200 runs/c100-100 runs/c100-50 --out reports/c100
+  longtail report runs/photos --serve
   longtail report train.npz --test test.npz --out reports/mine
 """
 
@@ -48,6 +50,8 @@ class Report(Output):
     """Folder of a finished run (more: further checkpoints), or one file of saved training logits."""
     out: Path | None = None
     """Folder of the report (default: RUN/report; required for a file)."""
+    serve: bool = False
+    """Instead of a report, serve a page on this machine that predicts new images before and after calibration."""
     run: tyro.conf.OmitArgPrefixes[RunData] = field(default_factory=RunData)
     file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
 
@@ -59,9 +63,26 @@ def main(words: list[str]) -> int:
     from longtail.report.distribution import PAGE, require
 
     require("a report", PAGE)
+    if options.serve:
+        return _serve(options)
     page = _report_file(options) if options.sources[0].is_file() else _report_runs(options)
     options.display().line(f"written: {page} (figures in {page.parent / 'figures'})")
     options.print_json({"page": str(page)})
+    return 0
+
+
+def _serve(options: Report) -> int:
+    from longtail.report.serve import LOOPBACK, make_server, predictors_of
+    from longtail.runs.folder import Run
+
+    if len(options.sources) > 1 or options.sources[0].is_file():
+        raise UserError("--serve takes the folder of one run")
+    with make_server(predictors_of(Run.open(options.sources[0]))) as server:
+        address = f"http://{LOOPBACK}:{server.server_port}"
+        options.display().line(f"open {address} in a browser (Ctrl-C ends it)")
+        options.print_json({"address": address})
+        sys.stdout.flush()
+        server.serve_forever()
     return 0
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shlex
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
 from longtail.cli.parsing import loading, parse
-from longtail.cli.settings import Training, first_reading, starting_point
+from longtail.cli.settings import Training, first_reading, read_settings, starting_point
+from longtail.config import TrainConfig
 from longtail.data.sources import SOURCES
-from longtail.errors import EXIT_SIGNAL, Interrupted, UserError
-from longtail.files.text import command_on
+from longtail.errors import EXIT_SIGNAL, Interrupted, UserError, number
+from longtail.files.text import clock, command_on
 from longtail.launch import number_of
 from longtail.recipes import RECIPES
 
@@ -41,7 +42,9 @@ Instead of DATA you can give --data KIND --root FOLDER; each kind expects these 
 Examples:
   longtail train digits-lt --out runs/digits
   longtail train photos --out runs/photos
+  longtail train photos --out runs/photos --minutes 10
   longtail train photos --out runs/photos --weights resnet50.pth --image-size 224 --epochs 20
+  longtail train photos --out runs/dinov2 --backbone timm:vit_small_patch14_dinov2 --image-size 224 --train lora
   longtail train labels.csv --root photos --out runs/photos --overwrite
   longtail train cifar10-lt-100 --root data --download --out runs/c10 --epochs 60 --batch-size 128
   longtail train --out runs/c10 --resume
@@ -60,6 +63,8 @@ class Train(Training):
     """Replace the run in the folder."""
     download: bool = False
     """Fetch CIFAR from its page first if it is not below --root."""
+    minutes: float | None = None
+    """For images at a path: choose network, image size and epochs so that training takes about so long here."""
     tracker: tuple[str, ...] = ()
     """Also log the scores of each evaluation to: tensorboard, mlflow, wandb, csv."""
 
@@ -69,7 +74,41 @@ def main(words: list[str]) -> int:
     with _joined(first.settings.device):
         start, found = starting_point(first, words, PROGRAM)
         options = parse(Train, words, PROGRAM, HELP, default=Train(settings=start, out=tyro.MISSING))
+        if options.minutes is not None:
+            given = {word.partition("=")[0] for word in words} | {f"--{name}" for name in read_settings(first)}
+            options = replace(options, settings=_in_time(options, options.minutes, found, given))
         return _train(options, found)
+
+
+def _in_time(options: Train, minutes: float, found: Found | None, given: set[str]) -> TrainConfig:
+    """Settings with which training takes about so many minutes here; what was given stays."""
+    if found is None or options.resume or number_of("WORLD_SIZE", 1) > 1:
+        raise UserError(
+            "--minutes chooses settings for new runs in one process on images at a path; give --epochs instead"
+        )
+    number("minutes", minutes, above=0)
+    with loading():
+        from longtail.backbones.library import library_of
+        from longtail.training.defaults import for_minutes
+        from longtail.training.rehearsal import seconds_of
+
+    display, usual = options.display(), options.settings
+    # Pretrained weights belong to a network, and a network of another library has its own image size.
+    fixed = given | ({"--backbone"} if usual.weights else set())
+    fixed |= {"--backbone", "--image-size"} if library_of(usual.backbone) else set()
+    free = [
+        name for name in ("backbone", "image_size", "augment", "epochs") if f"--{name.replace('_', '-')}" not in fixed
+    ]
+
+    def measured(config: TrainConfig) -> float:
+        seconds = seconds_of(config, display)
+        size = f" at {config.image_size} pixels" if config.image_size else ""
+        display.line(f"{config.backbone}{size}, {config.epochs:g} epochs: about {clock(seconds)} here")
+        return seconds
+
+    chosen = for_minutes(found, usual, minutes, measured, free)
+    display.line(f"chosen for {minutes:g} minutes: {chosen.backbone}, {chosen.epochs:g} epochs")
+    return chosen
 
 
 def _joined(device: str) -> AbstractContextManager[object]:

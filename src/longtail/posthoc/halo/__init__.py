@@ -70,8 +70,7 @@ class HALO(PostHoc):
     Args:
         target_prior: class frequencies to be right for: "uniform" (balanced recognition), "train" (as in training),
             a power of the training prior (1 is "train", 0 is "uniform"), weights or counts (K,), or a CSV file of
-            class,weight; a class of weight 0 is never predicted.
-            `with_target_prior` changes it later.
+            class,weight; a class of weight 0 is never predicted. `with_target_prior` changes it later.
         held_out: "validation": the coefficients are fitted on the held-out outputs given as `validation`. "cross-fit":
             for a frozen backbone that was not trained on these images (a linear probe): the heads are fitted anew in
             folds, and the coefficients on the samples each fold left out. The model's head is fitted anew, too, in the
@@ -98,6 +97,7 @@ class HALO(PostHoc):
 
     learns_from_seen = False
     for_balanced_logits: ClassVar[dict[str, Any]] = {"model_prior": "uniform"}
+    for_frozen_backbone: ClassVar[dict[str, Any]] = {"held_out": "cross-fit"}
 
     def __init__(
         self,

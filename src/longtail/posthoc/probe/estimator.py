@@ -24,6 +24,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from longtail.errors import choose, number, whole_number
+from longtail.files.tensors import as_array
+from longtail.posthoc.conformal import too_few_unseen
+from longtail.posthoc.prior_estimate import PriorEstimate, PriorEstimator
 from longtail.posthoc.priors import NEVER
 from longtail.posthoc.probe.fitting import fit_head
 from longtail.posthoc.probe.inputs import check_features, check_labels, log_target_prior
@@ -123,6 +126,38 @@ class Probe(ClassifierMixin, BaseEstimator):
         changed = copy.copy(self)
         changed._set_target(target_prior)
         return changed
+
+    def prior_estimator(self) -> PriorEstimator:
+        """Estimates the target prior from this method's probabilities; its `window` serves a stream."""
+        check_is_fitted(self)
+        target = log_target_prior(self.target_prior, self.log_prior_, self.classes_)
+        return PriorEstimator(self.log_prior_, target, self.result_.prior_check)
+
+    def estimate_prior(self, X: Any) -> PriorEstimate:  # noqa: N803
+        """The class frequencies of unlabelled samples with features (N, D), as a power of the training prior.
+
+        `probe.with_target_prior(estimate.power)` applies it. Refused for fewer than 30 samples, and if it fails on
+        training samples that were held out, whose frequencies are known.
+        """
+        estimator = self.prior_estimator()
+        estimator.require_usable()
+        return estimator.estimate(as_array(self.predict_proba(X)))
+
+    def predict_set(self, X: Any, *, coverage: float = 0.9) -> np.ndarray:  # noqa: N803
+        """Which classes belong to the prediction set of each sample, (N, K) of bool.
+
+        A set contains the true class with the probability `coverage`, in the mean over classes. The sets are those at
+        equal classes, whatever the target prior. A class with few samples has no promise of its own.
+        """
+        check_is_fitted(self)
+        scores = self.result_.set_scores
+        if scores is None:
+            raise too_few_unseen()
+        scores.thresholds(coverage)  # refused before anything is computed
+        balanced = as_array(self.with_target_prior("uniform").predict_proba(X))
+        sets, present = np.zeros(balanced.shape, bool), np.flatnonzero(self.class_counts_)
+        sets[:, present] = scores.sets(balanced[:, present], coverage)
+        return sets
 
     def to_linear(self) -> nn.Linear:
         """The fitted head as a layer on features (N, D), float32."""

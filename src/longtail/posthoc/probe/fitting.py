@@ -20,7 +20,7 @@ from longtail.posthoc.probe.choice import (
     subsample,
 )
 from longtail.posthoc.probe.folds import number_of_folds, stratified
-from longtail.posthoc.probe.result import ProbeResult, scores_of
+from longtail.posthoc.probe.result import ProbeResult, scores_of, tried_on
 from longtail.posthoc.probe.rows import Rows
 from longtail.posthoc.probe.scale import USUAL_SCALE
 
@@ -47,7 +47,7 @@ def fit_head(features: object, labels: np.ndarray, num_classes: int, *, seed: in
     folds = [Fold(rows, targets, num_classes, fold) for fold in held if len(fold)]
     whole = Fold(rows, targets, num_classes, np.empty(0, dtype=np.int64))
     choice, evidence, start, passes, scale = USUAL, None, None, 0, USUAL_SCALE
-    natural = balanced = None
+    natural = balanced = prior_check = set_scores = None
     if folds:
         choice, passes, done, start = _choose(folds, counts, seed, tolerance)
         scored = _enough(folds, max(HELD_FOR_SCALE, sum(map(len, done))))
@@ -55,6 +55,7 @@ def fit_head(features: object, labels: np.ndarray, num_classes: int, *, seed: in
         evidence = evidence_of(scored, done, counts)
         scale = evidence.best_scale()[0]
         natural, balanced = scores_of(evidence, scale, len(scored), len(held))
+        prior_check, set_scores = tried_on(evidence, scale)
     weight, bias, centre = _whole_head(whole, choice, start, tolerance)
     result = ProbeResult(
         ridge=choice.ridge_for(len(labels)),
@@ -67,6 +68,8 @@ def fit_head(features: object, labels: np.ndarray, num_classes: int, *, seed: in
         seconds=time.perf_counter() - began,
         natural=natural,
         balanced=balanced,
+        prior_check=prior_check,
+        set_scores=set_scores,
     )
     return FittedHead(scale * weight, scale * bias, centre, result)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
+from longtail.posthoc.conformal import SetScores
+from longtail.posthoc.prior_estimate import PriorCheck, check_prior
 from longtail.posthoc.probe.scale import Evidence
 
 BINS = 15
@@ -47,6 +49,8 @@ class ProbeResult:
         seconds: of the whole fit.
         natural: estimated scores where classes are as frequent as in training (target prior "train").
         balanced: estimated scores where classes are equally frequent (target prior "uniform").
+        prior_check: the estimate of class frequencies, tried on the samples that were held out.
+        set_scores: of the samples that were held out, for prediction sets; classes are those that have samples.
     """
 
     ridge: float
@@ -59,6 +63,8 @@ class ProbeResult:
     seconds: float
     natural: Estimate | None
     balanced: Estimate | None
+    prior_check: PriorCheck | None = None
+    set_scores: SetScores | None = None
 
 
 def estimate(evidence: Evidence, scale: float, *, balanced: bool, inflation: float = 1.0) -> Estimate:
@@ -120,3 +126,10 @@ def scores_of(evidence: Evidence, scale: float, scored: int, folds: int) -> tupl
     inflation = 1 + scored / (folds - 1)
     natural, balanced = (estimate(evidence, scale, balanced=equal, inflation=inflation) for equal in (False, True))
     return natural, balanced
+
+
+def tried_on(evidence: Evidence, scale: float) -> tuple[PriorCheck | None, SetScores | None]:
+    """What a deployment needs of unseen samples: a trial of the estimate of class frequencies, scores for sets."""
+    probabilities, labels = (scale * evidence.scores).double().softmax(1).numpy(), evidence.labels.numpy()
+    log_prior = evidence.log_prior.double().numpy()
+    return check_prior(probabilities, labels, np.zeros_like(log_prior), log_prior), SetScores.of(probabilities, labels)

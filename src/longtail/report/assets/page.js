@@ -62,7 +62,7 @@ const draw = (id, traces, extra) =>
   Plotly.react(id, traces, layout({ ...extra, width: byId(id).clientWidth, height: byId(id).clientHeight }), { displayModeBar: false });
 
 // Names as far as they fit: every one, or every second, fifth, …
-const NAME_ROOM = 11.5;
+const NAME_ROOM = crowded ? 16 : 11.5;
 function nameTicks(names, room) {
   const each = Math.max(Math.ceil((NAME_ROOM * names.length) / Math.max(room, 1)), 1);
   const kept = names.map((_, place) => place).filter((place) => place % each === 0);
@@ -111,9 +111,12 @@ function perClass(id, key, title, states) {
   });
 }
 
+const GROUPS = { many: "Many-shot classes", medium: "Medium-shot classes", few: "Few-shot classes" };
 function drawCards() {
-  const cards = Object.entries(SCORES).map(([name, { heading }]) =>
-    card(heading, shownScore(name, after.scores[name]), ...change(name, before.scores[name], after.scores[name])));
+  const cards = data.figures.map((name) => {
+    const [text, mood] = change(name, before.scores[name], after.scores[name]);
+    return card(GROUPS[name] ?? SCORES[name].heading, shownScore(name, after.scores[name]), `${text} ${data.intervals[name] ?? ""}`.trim(), mood);
+  });
   byId("cards").replaceChildren(...cards);
 }
 
@@ -170,80 +173,58 @@ function drawReliability(id, state) {
     margin: { l: 52, r: 20, t: 40, b: 44 }, xaxis: { range: [0, 1], title: { text: "confidence" } }, yaxis: { range: [0, 1], title: { text: "accuracy" } } });
 }
 
-const SWEEPS = [{
-  title: "MARC: gamma", name: "gamma", usual: 1.2,
-  points: data.points.map((point) => ({ ...point, value: point.gamma, words: `--options gamma ${point.gamma}` })),
-}];
-if (data.targets.length) {
-  SWEEPS.push({
-    title: "HALO: target prior", name: "target prior", usual: 0,
-    points: data.targets.map((point) => ({ ...point, value: point.power, words: `--method halo --options target-prior ${point.power}` })),
-  });
-}
-
-// The point with the best validation score of a sweep, if there is anything to choose by.
+// The point with the best validation score, if there is anything to choose by.
 function bestPoint(points) {
   const known = points.filter((point) => point.validation);
   return known.length ? known.reduce((best, point) => (point.validation.balanced > best.validation.balanced ? point : best)) : null;
 }
 
-function chooseSweep() {
-  const sweep = SWEEPS[Number(byId("sweep").value)];
-  byId("gamma").max = sweep.points.length - 1;
-  byId("gamma").value = Math.max(sweep.points.findIndex((point) => point.value === sweep.usual), 0);
-  drawPoint();
-}
-
 function drawPoint() {
-  const sweep = SWEEPS[Number(byId("sweep").value)];
-  const point = sweep.points[Number(byId("gamma").value)];
+  const point = data.points[Number(byId("strength").value)];
   const choosing = point.validation && data.split !== "validation";
-  byId("gamma-name").textContent = sweep.name;
-  byId("gamma-value").textContent = point.value.toFixed(1);
-  byId("command").textContent = `${data.command} ${point.words}`;
-  const cards = ["balanced", "natural", "many", "medium", "few"].map((name) =>
-    card(`${SCORES[name].heading} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
+  byId("strength-value").textContent = point.strength.toFixed(2);
+  byId("apply").hidden = !data.command;
+  byId("command").textContent = data.command + (point.strength === 1 ? "" : ` --strength ${point.strength}`);
+  const cards = data.figures.map((name) =>
+    card(`${GROUPS[name] ?? SCORES[name].heading} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
   if (choosing) cards.unshift(card(`${SCORES.balanced.heading} (validation)`, shown(point.validation.balanced), "choose by this"));
   byId("point-cards").replaceChildren(...cards);
-  const now = [...strokes(before.accuracy, point.accuracy), ...curve(point.accuracy, "after", `${sweep.name} ${point.value}`)];
+  const now = [...strokes(before.accuracy, point.accuracy), ...curve(point.accuracy, "after", `strength ${point.strength}`)];
   draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis("point-accuracy"), yaxis: { range: [-2, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
-  const values = sweep.points.map((p) => p.value);
-  const line = (name, shade) => ({ type: "scatter", mode: "lines", x: values, y: sweep.points.map((p) => p.scores[name]), name: SCORES[name].heading, line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
-  const lines = [line("balanced", "after"), line("many", "before"), line("medium", "other"), line("few", "good")];
-  const best = choosing ? bestPoint(sweep.points) : null;
+  const values = data.points.map((p) => p.strength);
+  const line = (name, shade) => ({ type: "scatter", mode: "lines", x: values, y: data.points.map((p) => p.scores[name]), name: GROUPS[name] ?? SCORES[name].heading, line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
+  const lines = [line("balanced", "after"), line("natural", "before"), line(data.figures[0], "good")];
+  const best = choosing ? bestPoint(data.points) : null;
   if (choosing) {
-    lines.push({ type: "scatter", mode: "markers", x: [best.value], y: [best.validation.balanced], name: "best on validation", marker: { color: color("after"), size: 11, symbol: "star" } });
-    lines.push({ type: "scatter", mode: "lines", x: values, y: sweep.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
+    lines.push({ type: "scatter", mode: "markers", x: [best.strength], y: [best.validation.balanced], name: "best on validation", marker: { color: color("after"), size: 11, symbol: "star" } });
+    lines.push({ type: "scatter", mode: "lines", x: values, y: data.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
   }
-  draw("trade-off", lines.filter((trace) => trace.y.some((value) => value !== null)), {
-    xaxis: { title: { text: sweep.name }, autorange: sweep.name === "gamma" ? true : "reversed" }, yaxis: { title: { text: `accuracy, ${data.split} images (%)` } }, margin: { l: 52, r: 20, t: 34, b: 44 },
-    shapes: [{ type: "line", x0: point.value, x1: point.value, y0: 0, y1: 1, yref: "paper", line: { color: color("quiet"), width: 1 } }],
+  draw("trade-off", lines, {
+    xaxis: { title: { text: "strength: 0 unchanged model, 1 whole calibration" } }, yaxis: { title: { text: `${data.split} images (%)` } }, margin: { l: 52, r: 20, t: 34, b: 44 },
+    shapes: [{ type: "line", x0: point.strength, x1: point.strength, y0: 0, y1: 1, yref: "paper", line: { color: color("quiet"), width: 1 } }],
   });
+}
+
+function tableOf(headings, rows) {
+  const top = element("thead"), body = element("tbody"), head = element("tr");
+  headings.forEach((title) => head.append(element("th", title)));
+  rows.forEach((cells) => { const row = element("tr"); cells.forEach((cell) => row.append(element("td", cell))); body.append(row); });
+  top.append(head);
+  return [top, body];
 }
 
 function drawMethods() {
-  const table = byId("methods");
-  const head = element("tr");
-  ["method", ...data.scores.map((score) => score.heading), "numbers trained", "rank correlation of margins"].forEach((title) => head.append(element("th", title)));
-  const rows = data.states.map((state) => {
-    const row = element("tr");
-    const cells = [state.title, ...Object.keys(SCORES).map((name) => shownScore(name, state.scores[name])), state.parameters ?? "", signedTwo(state.correlation.margins)];
-    cells.forEach((cell) => row.append(element("td", cell)));
-    return row;
+  const diagnosed = data.methods.some((row) => row.natural);
+  const headings = ["method", ...data.scores.map((score) => score.heading), "numbers trained", "rank correlation of margins"];
+  if (diagnosed) headings.push("diagnose: gain in balanced accuracy", "diagnose: top-1 at training prior");
+  const rows = data.methods.map((row) => {
+    const known = row.scores ? Object.keys(SCORES).map((name) => shownScore(name, row.scores[name])) : data.scores.map(() => "");
+    return [row.title, ...known, row.parameters ?? "", row.correlation === null ? "" : signedTwo(row.correlation), ...(diagnosed ? [row.gain, row.natural] : [])];
   });
-  const top = element("thead"); top.append(head);
-  const body = element("tbody"); body.append(...rows);
-  table.replaceChildren(top, body);
+  byId("methods").replaceChildren(...tableOf(headings, rows));
   if (!data.checkpoints.length) return;
   const list = element("table");
-  const title = element("tr");
-  ["stage-one data", "before", "after MARC"].forEach((text) => title.append(element("th", text)));
-  list.append(title);
-  data.checkpoints.forEach((item) => {
-    const row = element("tr");
-    [item.data, shown(item.before), shown(item.after)].forEach((text) => row.append(element("td", text)));
-    list.append(row);
-  });
+  list.append(...tableOf(["stage-one data", "before", "after MARC"], data.checkpoints.map((item) => [item.data, shown(item.before), shown(item.after)])));
   byId("checkpoints").replaceChildren(element("h3", "Effect of the stage-one data"), list);
 }
 
@@ -306,28 +287,45 @@ function drawClasses() {
   byId("shown").textContent = kept.length === places.length ? `${places.length} classes` : `${kept.length} of ${places.length} classes`;
 }
 
+// What a part of the page draws when it is opened: a closed part has no width.
+const PARTS = {
+  who: drawChanges,
+  price: drawPoint,
+  confused: () => {
+    drawConfusion("confusion-before", "before", data.confusion.before);
+    drawConfusion("confusion-after", `after ${after.title}`, data.confusion.after);
+  },
+  confidence: () => { drawReliability("reliability-before", before); drawReliability("reliability-after", after); },
+  why: () => { drawMeans(); perClass("f1", "f1", `F1, ${data.split} images (%)`, [before, after]); },
+};
+const parts = [...document.querySelectorAll("details")];
+const drawPart = (part) => part.open && PARTS[part.id]?.();
 function drawCharts() {
-  drawMeans(); drawChanges(); drawPoint();
   perClass("accuracy", "accuracy", `accuracy, ${data.split} images (%)`, [before, after]);
-  perClass("f1", "f1", `F1, ${data.split} images (%)`, [before, after]);
-  drawConfusion("confusion-before", "before", data.confusion.before);
-  drawConfusion("confusion-after", `after ${after.title}`, data.confusion.after);
-  drawReliability("reliability-before", before);
-  drawReliability("reliability-after", after);
+  parts.forEach(drawPart);
 }
 
 document.documentElement.style.setProperty("--longest", Math.min(Math.max(...classes.names.map((name) => name.length)), 18));
-SWEEPS.forEach((sweep, place) => byId("sweep").append(element("option", sweep.title, { value: place })));
-byId("sweep").hidden = SWEEPS.length === 1;
-byId("gamma").max = SWEEPS[0].points.length - 1;
-byId("gamma").value = Math.max(data.points.findIndex((point) => point.gamma === 1.2), 0);
-byId("gamma").addEventListener("input", drawPoint);
-byId("sweep").addEventListener("change", chooseSweep);
-byId("filter").addEventListener("input", drawClasses);
-// Paper is white and narrow, whatever the screen is.
-for (const [moment, printing] of [["beforeprint", true], ["afterprint", false]]) {
-  addEventListener(moment, () => { document.documentElement.classList.toggle("paper", printing); drawCharts(); });
+if (data.points.length) {
+  byId("strength").max = data.points.length - 1;
+  byId("strength").value = data.points.findIndex((point) => point.strength === data.strength);
+  byId("strength").addEventListener("input", drawPoint);
 }
+byId("filter").addEventListener("input", drawClasses);
+parts.forEach((part) => part.addEventListener("toggle", () => drawPart(part)));
+// Paper is white and narrow, whatever the screen is, and shows every part.
+let closed = [];
+addEventListener("beforeprint", () => {
+  document.documentElement.classList.add("paper");
+  closed = parts.filter((part) => !part.open);
+  closed.forEach((part) => { part.open = true; });
+  drawCharts();
+});
+addEventListener("afterprint", () => {
+  document.documentElement.classList.remove("paper");
+  closed.forEach((part) => { part.open = false; });
+  drawCharts();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
 let width = innerWidth, waiting;
 addEventListener("resize", () => {

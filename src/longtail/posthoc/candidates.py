@@ -1,4 +1,4 @@
-"""Auto: chooses a post-hoc method for a model by a trial on held-out samples.
+"""A trial of post-hoc methods on held-out samples: each is scored on samples that its fit has not used.
 
 Methods fitted on training outputs are scored on the held-out ones as they are. Methods that use held-out samples
 (HALO) are fitted in folds, each sample scored by the fit that left it out.
@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from longtail.errors import UserError, whole_number
+from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc, unfitted
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.halo import HALO
@@ -27,12 +26,11 @@ from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, best_scale, log_likelihoo
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.marc import MARC
-from longtail.posthoc.priors import check_target_prior, log_target, shifted, shifted_head
+from longtail.posthoc.priors import log_target, shifted
 from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.solver import FitResult
 
 FOLDS = 5
-SIGNIFICANT = 2.0  # standard errors by which a method must be better than the unchanged model
 
 
 class Unchanged(AffinePostHoc):
@@ -80,28 +78,10 @@ class Trial:
         """Log-likelihood at the target prior."""
         return float(self.weights @ candidate.likelihood)
 
-    def difference(self, first: Candidate, second: Candidate) -> tuple[float, float]:
-        """Log-likelihood of the first minus that of the second on the same samples, and its standard error."""
-        change = first.likelihood - second.likelihood
-        mean = float(self.weights @ change)
-        return mean, float(np.sqrt(np.square(self.weights * (change - mean)).sum()))
-
     @property
     def chosen(self) -> Candidate:
-        """Of the significantly better candidates the simplest within one standard error of the best; or the first."""
-        unchanged, better = self.candidates[0], []
-        for candidate in self.candidates[1:]:
-            gain, error = self.difference(candidate, unchanged)
-            if gain > SIGNIFICANT * error:
-                better.append(candidate)
-        if not better:
-            return unchanged
-        best = max(better, key=self.mean)
-        for candidate in better:
-            gain, error = self.difference(best, candidate)
-            if candidate is best or gain <= error:
-                return candidate
-        return best
+        """HALO where it was tried: it loses least to the best (docs/results/regret.md); else the likeliest."""
+        return next((one for one in self.candidates if one.name == "halo"), max(self.candidates, key=self.mean))
 
 
 def try_candidates(train: FitData | None, held_out: FitData | None, target_prior: Any, seed: int = 0) -> Trial:
@@ -127,7 +107,7 @@ def try_candidates(train: FitData | None, held_out: FitData | None, target_prior
         method.fit_checked(data, held_out, judge=False)
         # The unchanged model is not moved to the target prior; it only drops classes of weight 0.
         shift = np.where(np.isneginf(target), target, 0.0) if name == "softmax" else target
-        scores = _unseen_scores(method, train, held_out, folds)
+        scores = unseen_scores(method, train, held_out, folds)
         hits = (shifted(scores, shift).argmax(1) == held_out.labels).numpy()
         likelihood = _likelihood(scores, shift, held_out, weights, folds)
         candidates.append(Candidate(name, method, shift, likelihood, hits))
@@ -177,7 +157,7 @@ def stratified(labels: np.ndarray, number: int, seed: int) -> np.ndarray:
     return fold
 
 
-def _unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
+def unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
     """Calibrated logits (M, K) of held-out samples, each by a fit that has not seen it."""
     # Cross-validated outputs are both: what is fitted on them is fitted in folds, too.
     learns = method.learns_from_seen and (train is None or train is held_out)
@@ -218,69 +198,3 @@ def _likelihood(
         scale = best_scale(present_scores[kept], codes[kept], offset, weights[kept]) if kept.any() else 1.0
         likelihood[left_out] = log_likelihood(present_scores[left_out], codes[left_out], offset, scale).numpy()
     return likelihood
-
-
-class Auto(PostHoc):
-    """Chooses Softmax (the unchanged model), logit adjustment, MARC, cRT or HALO on held-out samples.
-
-    The choice uses the cross-validated log-likelihood at the target prior. The model stays unchanged unless a method
-    is better by two standard errors; of those, it takes the simplest within one standard error of the best.
-
-    Args:
-        target_prior: expected class frequencies: "uniform", "train", weights or counts (K,), or a CSV file.
-        seed: random seed of the folds.
-
-    Fitted attributes: `choice_` (name of the method), `method_` (the fitted method), `trial_` (all candidates),
-    `target_shift_` (K,), `result_`.
-
-    >>> rng = np.random.default_rng(0)
-    >>> y = np.repeat([0, 1], [900, 100])
-    >>> logits = 2 * np.eye(2)[y] + rng.normal(size=(1000, 2)) + [2.2, 0.0]
-    >>> Auto().fit(logits[::2], y[::2], validation=(logits[1::2], y[1::2])).choice_
-    'logit-adjustment'
-    """
-
-    learns_from_seen = False
-
-    def __init__(self, target_prior: Any = "uniform", *, seed: int = 0) -> None:
-        self.target_prior = target_prior
-        self.seed = seed
-
-    def check_settings(self) -> None:
-        check_target_prior(self.target_prior)
-        whole_number("seed", self.seed, at_least=0)
-
-    @property
-    def needs_validation(self) -> bool:
-        return True
-
-    def _fit(self, data: FitData, validation: FitData | None) -> None:
-        self.trial_: Trial = try_candidates(data, validation, self.target_prior, self.seed)
-        chosen = self.trial_.chosen
-        if data.world.size > 1:  # rounding must not let processes choose differently
-            number = torch.tensor([float(self.trial_.candidates.index(chosen))])
-            data.world.broadcast([number])
-            chosen = self.trial_.candidates[int(number)]
-        self.choice_, self.method_, self.target_shift_ = chosen.name, chosen.method, chosen.target_shift
-        self.log_target_ = self.target_shift_
-        self.result_ = self.method_.result_
-
-    @property
-    def wrapped(self) -> PostHoc | None:  # type: ignore[override]
-        return getattr(self, "method_", None)
-
-    @property
-    def trial(self) -> Trial | None:
-        return getattr(self, "trial_", None)
-
-    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        return shifted(self.method_.transform(logits, features), self.target_shift_)
-
-    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        check_is_fitted(self)
-        folded, offset = self.method_.fold(weight, bias)
-        return shifted_head(folded, offset, np.asarray(self.target_shift_))
-
-    @property
-    def n_parameters_(self) -> int:
-        return self.method_.n_parameters_
