@@ -116,9 +116,9 @@ IMBALANCE = (
 
 def main() -> None:
     rows = imbalance_rows()
+    record("imbalance", rows, IMBALANCE)
     if any(row["end"] == "WRONG" for row in rows):
         sys.exit("a method does harm without a word")
-    record("imbalance", rows, IMBALANCE)
 
 
 if __name__ == "__main__":
