@@ -101,11 +101,11 @@ def test_evaluate_scores_long_tailed_test_splits(halo, capsys):
         (["predict", "{halo}", "{photos}", "--coverage", "1"], "coverage must be a number, above 0 and below 1, not 1"),
         (["predict", "{halo}", "{photos}", "--coverage", "0.999"], "needs more unseen samples than the"),
         (["predict", "{run}", "{photos}", "--coverage", "0.9"], "prediction sets need a calibration with 30 held-out"),
-        (["predict", "{run}", "{photos}", "--target-prior", "estimate"], "needs a model calibrated with halo or auto"),
+        (["predict", "{run}", "{photos}", "--target-prior", "estimate"], "needs a model calibrated with halo"),
         (["predict", "{halo}", "{photo}", "--target-prior", "estimate"], "30 samples at least, not from 1;"),
         (["evaluate", "{halo}", "--test-profile", "sideways:10"], "--test-profile is forward:N or backward:N"),
         (["evaluate", "{halo}", "--test-profile", "forward:1000"], "use a smaller imbalance factor"),
-        (["evaluate", "{run}", "--target-prior", "estimate"], "needs a model calibrated with halo or auto"),
+        (["evaluate", "{run}", "--target-prior", "estimate"], "needs a model calibrated with halo"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(halo, digits_copy, photos, tmp_path, capsys, words, message):

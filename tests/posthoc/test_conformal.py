@@ -8,7 +8,7 @@ from scipy.special import softmax
 from longtail import HALO, Probe
 from longtail.data.imbalance import long_tail_counts
 from longtail.errors import UserError
-from longtail.posthoc import MARC, Auto, LogitAdjustment, Tempered
+from longtail.posthoc import MARC, LogitAdjustment, Tempered
 from longtail.posthoc.conformal import SetScores
 from longtail.posthoc.deployment import unseen_logits
 from longtail.posthoc.inputs import from_arrays
@@ -64,7 +64,7 @@ def test_the_mean_coverage_of_classes_is_as_promised_however_rare_they_are():
     assert promise.endswith("promised for each class: 4 of 10 classes had fewer than 10 unseen samples")
 
 
-@pytest.mark.parametrize("method", [HALO(), Tempered(HALO()), Auto()], ids=["HALO", "Tempered", "Auto"])
+@pytest.mark.parametrize("method", [HALO(), Tempered(HALO())], ids=["HALO", "Tempered"])
 def test_a_method_that_uses_held_out_samples_is_tried_by_fits_that_have_not_seen_them(method):
     rng = np.random.default_rng(3)
     (train, y), (held, labels) = draw(COUNTS, rng), draw(np.maximum(COUNTS // 4, 2), rng)

@@ -66,7 +66,7 @@ class Deployment:
     def shift_to(self, target_prior: Any) -> np.ndarray:
         """(K,) what another target prior adds to the logits; -inf for a class of weight 0."""
         if self.target is None:
-            raise UserError(f"--target-prior needs a model calibrated with halo or auto, and {self.run.folder} is none")
+            raise UserError(f"--target-prior needs a model calibrated with halo, and {self.run.folder} is none")
         if not np.isfinite(self.target).all():
             raise UserError(
                 f"{self.run.folder} was calibrated for a target prior with 0 for a class; calibrate it again"

@@ -41,7 +41,7 @@ class Evaluate(Output, RunData):
     """Score a long-tailed subset of the images: forward:N or backward:N."""
     target_prior: float | str | None = None
     """Class frequencies to be right for: uniform, train, a power of the training prior, a CSV file with lines
-    class,weight, estimate or known. For models calibrated with halo or auto."""
+    class,weight, estimate or known. For models calibrated with halo."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
     all: bool = False
