@@ -178,6 +178,7 @@ def calibrate_files(
             head = method.head(linear_layer(torch.from_numpy(train.head_weight).float(), bias))
             write_tensors(folder / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})
         write_scores(folder, scores, None)
-        origin = FittedOn.of(fitted_on, validation if method.needs_validation else None)
+        held_out_of = validation if method.needs_validation else None
+        origin = FittedOn.of(fitted_on, held_out_of, frozen=method.for_frozen)  # the user says so by the method
         write_calibration(folder, method, described, name, origin, None, fitted_on.class_names)
     return scores
