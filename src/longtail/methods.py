@@ -384,8 +384,8 @@ def default_posthoc(held_out: int, *, frozen: bool = False) -> tuple[str, str]:
 
     >>> default_posthoc(500)
     ('halo', '500 images were held out of training')
-    >>> default_posthoc(0)[0]
-    'marc'
+    >>> default_posthoc(0)[0], default_posthoc(0, frozen=True)[0]
+    ('marc', 'probe')
     """
     if frozen:
         return "probe", "the backbone was not trained on these images"

@@ -36,7 +36,7 @@ ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(m
 MULTI_LABEL_ATTACH = "method.fit(logits, labels); model = longtail.attach(model, method, batch=batch)"
 
 Model = TypeVar("Model", bound=nn.Module)
-Estimator = TypeVar("Estimator", PostHoc, Probe)
+Estimator = TypeVar("Estimator", bound=PostHoc | Probe)
 
 
 @overload
