@@ -123,8 +123,9 @@ def config_of(recipe: str, budget: Budget, root: str | None = None) -> TrainConf
 
 
 def entries(first: str, budget: Budget) -> list[str]:
-    """A stage-one method and what is put on top of it: on Softmax, every post-hoc method, if no other page has them."""
-    on_top = POSTHOC_METHODS if first == "softmax" and not budget.released else ON_TOP
+    """A stage-one method and what is put on top of it: on Softmax, all, if no other page has them."""
+    for_trained = [name for name, method in POSTHOC_METHODS.items() if not method.estimator.for_frozen]
+    on_top = for_trained if first == "softmax" and not budget.released else ON_TOP
     return [first, *(f"{first}+{name}" for name in on_top)]
 
 

@@ -44,7 +44,7 @@ def assert_tail_rises(text, before, *after):
 
 
 def test_every_script_says_what_it_shows():
-    assert len(SCRIPTS) == 7
+    assert len(SCRIPTS) == 8
     for script in SCRIPTS:
         shown = ast.get_docstring(ast.parse((EXAMPLES / script).read_text(encoding="utf-8")))
         assert f"python examples/{script}" in shown
@@ -58,6 +58,10 @@ def test_own_model(run):
     text = run("own_model.py")
     assert_tail_rises(text, "before", "after")
     assert "MyNet with Linear head, 20 numbers learnt" in text
+
+
+def test_text_and_a_probe(run):
+    assert_tail_rises(run("text_probe.py"), "logistic regression", "Probe")
 
 
 def test_saved_logits(run):

@@ -294,6 +294,14 @@ POSTHOC_METHODS: dict[str, PostHocMethod] = {
         trains="pK + K + 5",
         needs="features, validation split",
     ),
+    "probe": PostHocMethod(
+        "Probe",
+        "decision boundary",
+        "a ridge head on frozen features, this library's own",
+        "probe.method.ProbeHead",
+        trains="pK + K + 1",
+        needs="features of a backbone that was not trained on these images",
+    ),
     "temperature": PostHocMethod(
         "Temperature scaling",
         "confidence",
@@ -376,11 +384,11 @@ def default_posthoc(held_out: int, *, frozen: bool = False) -> tuple[str, str]:
 
     >>> default_posthoc(500)
     ('halo', '500 images were held out of training')
-    >>> default_posthoc(0)[0]
-    'marc'
+    >>> default_posthoc(0)[0], default_posthoc(0, frozen=True)[0]
+    ('marc', 'probe')
     """
     if frozen:
-        return "halo", "the features were never trained on these images, so that it can cross-fit"
+        return "probe", "the backbone was not trained on these images"
     if held_out >= FEWEST_HELD_OUT:
         return "halo", f"{held_out:,} images were held out of training"
     number = "no image was" if held_out == 0 else f"only {held_out:,} were" if held_out > 1 else "only one was"

@@ -47,7 +47,7 @@ def test_predict_changes_the_target_prior_without_another_fit(digits_copy, photo
     [
         (
             ["calibrate", "{run}", "--method", "marc", "--target-prior", "train"],
-            "--target-prior applies to --method halo, not to",
+            "--target-prior applies to --method halo and probe, not to",
         ),
         (["predict", "{run}", "{photos}", "--target-prior", "train"], "needs a model calibrated with halo"),
     ],

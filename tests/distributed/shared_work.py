@@ -22,7 +22,7 @@ from longtail.training.loop import Trainer
 
 SHORT = replace(RECIPES["digits-lt"], epochs=None, iterations=4, warmup=0, device="cpu", evaluate_every=1000)
 METHODS = ("seesaw", "causal-norm", "oltr", "bbn", "hybrid-sc")
-POSTHOC = ("marc", "crt", "tau-norm", "halo")
+POSTHOC = ("marc", "crt", "tau-norm", "halo", "probe")
 
 
 def record(config: TrainConfig, folder: Path) -> None:

@@ -140,6 +140,11 @@ def test_bad_input_is_named_by_every_method(name):
         method = build_posthoc(name, {"tau": "1"} if name == "tau-norm" else {})
         assert np.isfinite(method.fit(logits, missing).scale_).all()
         return
+    if name == "probe":  # never predicted, and named in a note
+        method.fit(logits, missing, features=logits)
+        assert (method.predict_proba(logits, logits)[:, 3] == 0).all()
+        assert method.notes()[-1] == "no samples of class 3: never predicted"
+        return
     with pytest.raises(UserError, match="class 3 has no sample"):
         method.fit(logits, missing)
 

@@ -57,6 +57,17 @@ def test_one_sample_per_class_is_enough_to_predict_with():
     assert probe.result_.held_out == 0
 
 
+def test_two_samples_among_thousands():
+    """Neither their prior nor a ridge of the bias, however small, outweighs what the features say."""
+    rng = np.random.default_rng(1)
+    y, far = np.repeat([0, 1], [10_000, 2]), np.array([0.0, 6.0])
+    new = np.repeat([0, 1], 500)
+    probe = Probe().fit(far[y, None] + rng.normal(size=(len(y), 3)), y)
+    found = probe.predict(far[new, None] + rng.normal(size=(1000, 3)))
+    assert (found == new)[new == 0].mean() > 0.95
+    assert (found == new)[new == 1].mean() > 0.95
+
+
 def test_more_features_than_samples_constant_and_doubled_ones():
     X, y, means = clusters([30, 8, 3], width=80)  # noqa: N806
     assert (Probe().fit(X, y).predict(means) == np.arange(3)).all()

@@ -9,7 +9,8 @@ from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 
 from longtail.posthoc.probe import ridge_head
-from longtail.posthoc.probe.metric import Coordinates, Metric, statistics
+from longtail.posthoc.probe.choice import Choice
+from longtail.posthoc.probe.metric import Coordinates, Metric, Statistics, statistics
 from longtail.posthoc.probe.result import estimate
 from longtail.posthoc.probe.ridge_head import Head, RidgeProblem
 from longtail.posthoc.probe.rows import Rows
@@ -20,6 +21,11 @@ LABELS = np.repeat(np.arange(4), COUNTS)
 RNG = np.random.default_rng(3)
 FEATURES = RNG.normal(size=(51, 4)) * [1.0, 2.0, 0.5, 1.0] + 5 + RNG.normal(size=(4, 4))[LABELS]
 METRICS = [Metric(0.1), Metric(0.5), Metric(1.0), Metric(0.3, scaled=True)]
+
+
+def ridges(ridge, power=0.5):
+    """Of the classes."""
+    return Choice(METRICS[0], ridge, len(LABELS), power).ridges(torch.from_numpy(COUNTS).double(), torch.float64)
 
 
 def naive_within():
@@ -39,7 +45,7 @@ def naive_objective(vector, ridge, metric):
     loss = -log_softmax(scores, axis=1)[np.arange(51), LABELS].mean()
     ridges = ridge * np.sqrt(COUNTS / COUNTS.mean())
     pulls = np.einsum("kd,de,ke->k", matrix[:, :-1], metric, matrix[:, :-1])
-    return loss + 0.5 * ridges @ pulls + 5e-5 * (matrix[:, -1] ** 2).sum()
+    return loss + 0.5 * ridges @ pulls + 0.05 / 51 * ((matrix[:, -1] - np.log(COUNTS / 51)) ** 2).sum()
 
 
 def problem_of(metric, features=FEATURES):
@@ -71,7 +77,7 @@ def test_coordinates_make_metric_and_covariance_diagonal(metric):
 @pytest.mark.parametrize("ridge", [0.3, 1e-3])
 def test_the_head_is_the_optimum_of_the_naive_objective(metric, ridge):
     problem = problem_of(metric)
-    head = problem.solve(Head.start(problem.prior, 4), ridge, 1e-8)
+    head = problem.solve(Head.start(problem.prior, 4), ridges(ridge), 1e-8)
     weight = problem.system.weight(head.coordinates)
     found = torch.cat([weight, head.bias.unsqueeze(1)], 1).numpy().ravel()
     args = (ridge, naive_metric(metric))
@@ -79,7 +85,7 @@ def test_the_head_is_the_optimum_of_the_naive_objective(metric, ridge):
     assert naive_objective(found, *args) <= expected.fun + 1e-10
     np.testing.assert_allclose(found, expected.x, atol=2e-3)
     value, gradient, spread = problem.value_and_gradient(
-        torch.cat([head.coordinates, head.bias.unsqueeze(1)], 1), ridge
+        torch.cat([head.coordinates, head.bias.unsqueeze(1)], 1), ridges(ridge)
     )
     assert value == pytest.approx(naive_objective(found, *args), abs=1e-10)
     assert float(gradient.norm()) < 1e-6
@@ -87,11 +93,29 @@ def test_the_head_is_the_optimum_of_the_naive_objective(metric, ridge):
     np.testing.assert_allclose(spread, (shares * (1 - shares)).mean(0))
 
 
+@pytest.mark.parametrize("metric", METRICS, ids=str)
+def test_fewer_samples_than_features_have_the_same_optimum(metric):
+    rng = np.random.default_rng(5)
+    features, labels = rng.normal(size=(12, 30)) * rng.uniform(0.1, 3, 30) + 2, np.arange(12) % 3
+    rows, targets = Rows(features, columns=3), torch.from_numpy(labels)
+    thin = statistics(rows, targets, 3)
+    full = Statistics(thin.centre, thin.within @ thin.within.T, thin.total @ thin.total.T)
+    assert thin.within.shape == (30, 12)
+    np.testing.assert_allclose(full.total, np.cov(features.T, bias=True), atol=1e-9)
+    heads = []
+    for moments in (thin, full):
+        problem = RidgeProblem(rows, targets, 3, Coordinates(moments, metric, torch.float64))
+        start = Head.start(problem.prior, len(problem.system.curvature))
+        head = problem.solve(start, torch.full((3, 1), 0.03, dtype=torch.float64), 1e-9)
+        heads.append(problem.system.weight(head.coordinates))
+        torch.testing.assert_close(problem.system.weight(problem.system.of_weight(heads[-1])), heads[-1])
+    np.testing.assert_allclose(*heads, atol=1e-6)
+
+
 def test_one_ridge_for_all_classes_is_logistic_regression(monkeypatch):
-    monkeypatch.setattr(ridge_head, "RIDGE_POWER", 0.0)
-    monkeypatch.setattr(ridge_head, "BIAS_RIDGE", 1e-10)
+    monkeypatch.setattr(ridge_head, "BIAS_PRECISION", 1e-9)
     problem = problem_of(Metric(1.0))
-    head = problem.solve(Head.start(problem.prior, 4), 0.1, 1e-8)
+    head = problem.solve(Head.start(problem.prior, 4), ridges(0.1, 0.0), 1e-8)
     strength = 0.1 * np.trace(naive_within()) / 4 * 51
     peer = LogisticRegression(C=1 / strength, tol=1e-9, max_iter=5000).fit(FEATURES, LABELS)
     np.testing.assert_allclose(problem.system.weight(head.coordinates), peer.coef_, atol=1e-4)
@@ -99,7 +123,7 @@ def test_one_ridge_for_all_classes_is_logistic_regression(monkeypatch):
 
 def test_sparse_features_have_the_same_objective():
     dense, sparse = problem_of(Metric(1.0)), problem_of(Metric(1.0), csr_matrix(FEATURES))
-    heads = [problem.solve(Head.start(problem.prior, 4), 0.01, 1e-8) for problem in (dense, sparse)]
+    heads = [problem.solve(Head.start(problem.prior, 4), ridges(0.01), 1e-8) for problem in (dense, sparse)]
     weights = [problem.system.weight(head.coordinates) for problem, head in zip((dense, sparse), heads, strict=True)]
     np.testing.assert_allclose(*weights, atol=1e-5)
 
@@ -107,10 +131,10 @@ def test_sparse_features_have_the_same_objective():
 def test_chunks_do_not_matter(monkeypatch):
     problem = problem_of(Metric(0.5))
     vector = torch.from_numpy(RNG.normal(size=(4, 5)))
-    value, gradient, _ = problem.value_and_gradient(vector, 0.1)
+    value, gradient, _ = problem.value_and_gradient(vector, ridges(0.1))
     monkeypatch.setattr("longtail.posthoc.probe.rows.CHUNK_NUMBERS", 64)
     assert len(list(problem.rows.slices())) > 2
-    again, slopes, _ = problem.value_and_gradient(vector, 0.1)
+    again, slopes, _ = problem.value_and_gradient(vector, ridges(0.1))
     assert again == pytest.approx(value)
     np.testing.assert_allclose(slopes, gradient, atol=1e-12)
 
@@ -121,7 +145,10 @@ def test_single_precision_is_near(monkeypatch):
     rows, labels = Rows(FEATURES, columns=4), torch.from_numpy(LABELS)
     assert rows.dtype == torch.float32
     quick = RidgeProblem(rows, labels, 4, Coordinates(statistics(rows, labels, 4), Metric(0.5), torch.float32))
-    heads = [problem.solve(Head.start(problem.prior, 4), 0.01, 1e-3) for problem in (exact, quick)]
+    heads = [
+        problem.solve(Head.start(problem.prior, 4), ridges(0.01).to(problem.rows.dtype), 1e-3)
+        for problem in (exact, quick)
+    ]
     weights = [problem.system.weight(head.coordinates) for problem, head in zip((exact, quick), heads, strict=True)]
     np.testing.assert_allclose(*weights, atol=0.02)
 

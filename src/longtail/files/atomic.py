@@ -193,6 +193,13 @@ def require_own(folder: Path, names: Sequence[str], kind: str) -> None:
         raise UserError(f"{folder} is the current folder, which cannot be replaced; choose another --out")
 
 
+def require_free(folder: Path, names: Sequence[str], kind: str, *, overwrite: bool) -> None:
+    """Refuse a folder that holds other files than these, or any files unless they are to be replaced."""
+    require_own(folder, names, kind)
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
+
+
 @contextmanager
 def replacing_folder(path: Path, names: Sequence[str], kind: str) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; it replaces `path` only if the block succeeds.

@@ -45,6 +45,10 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
     """Whether it must be fitted on images the network was not trained on."""
     learns_from_seen: ClassVar[bool] = True
     """Whether its fit depends on the model's predictions on training images."""
+    reads_logits: ClassVar[bool] = True
+    """Whether its fit uses the model's logits; those of a new, random head are no reason to refuse a method."""
+    for_frozen: ClassVar[bool] = False
+    """Whether the backbone must not have been trained on the samples of the fit."""
     refuses_seen: ClassVar[bool] = False
     """Whether held-out samples given as arrays are refused, too, if they are training samples."""
     multilabel: ClassVar[bool] = False
@@ -181,7 +185,8 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
         return {name: float(getattr(self, f"{name}_")) for name in self.tuned}
 
     def _check(self, logits: Any, y: Any = None, **arrays: Any) -> FitData:
-        return as_fit_data(logits, y, **{"need_every_class": self.needs_every_class, **arrays})
+        known = {"need_every_class": self.needs_every_class, "check_logits": self.reads_logits}
+        return as_fit_data(logits, y, **{**known, **arrays})
 
     @abstractmethod
     def _fit(self, data: FitData, validation: FitData | None) -> None:

@@ -16,20 +16,19 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from longtail.errors import UserError, choose
+from longtail.errors import choose
 from longtail.outputs.checks import Array
-from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.lws import balanced_weights
+from longtail.posthoc.new_head import NewHead, require_features
 from longtail.posthoc.settings import check_exact, check_sgd
 from longtail.posthoc.solver import FitResult, minimise
 from longtail.posthoc.solver.linear import SINGLE_PRECISION, LinearProblem, class_statistics, plain_penalty
 from longtail.posthoc.solver.sgd import train_parameters
 
 
-class CRT(PostHoc):
+class CRT(NewHead):
     """Classifier re-training; needs features.
 
     Args:
@@ -44,7 +43,6 @@ class CRT(PostHoc):
     Fitted attributes: `weight_` (K, D), `bias_` (K,), `result_`.
     """
 
-    needs_features = True
     stage_two: ClassVar[dict[str, str]] = {"ridge": "weight_decay", "batch_size": "batch_size", "max_iter": "steps"}
 
     def __init__(
@@ -113,27 +111,3 @@ class CRT(PostHoc):
         )
         self.weight_, self.bias_ = weight.detach().numpy(), bias.detach().numpy()
         self.result_ = FitResult(True, steps, None, time.perf_counter() - began, value)
-
-    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
-        inputs = torch.as_tensor(require_features(features, self, self.weight_.shape[1]))
-        weight, bias = (torch.as_tensor(v).to(inputs) for v in (self.weight_, self.bias_))
-        return F.linear(inputs, weight, bias)
-
-    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        return torch.as_tensor(self.weight_).to(weight), torch.as_tensor(self.bias_).to(weight)
-
-    @property
-    def n_parameters_(self) -> int:
-        return self.weight_.size + self.bias_.size
-
-
-def require_features(features: Array | None, method: PostHoc, width: int | None = None) -> Array:
-    """The features, as many per sample as in the fit, or an error that explains how to give them."""
-    if features is None:
-        raise UserError(
-            f"{type(method).__name__} needs features (N, D): pass Outputs that have them, or features=…; "
-            "in a file of saved logits, an array called features"
-        )
-    if width is not None and features.shape[1] != width:
-        raise UserError(f"{type(method).__name__} was fitted on {width} features per sample, not {features.shape[1]}")
-    return features

@@ -25,9 +25,9 @@ from longtail.errors import UserError, choose, number, whole_number
 from longtail.files.tensors import writable
 from longtail.heads.kinds import DisAlignHead, align
 from longtail.posthoc.base import PostHoc, is_trained
-from longtail.posthoc.crt import require_features
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.marc import class_weights
+from longtail.posthoc.new_head import require_features
 from longtail.posthoc.scale_and_shift import SMALLEST_SCALE
 from longtail.posthoc.settings import check_sgd
 from longtail.posthoc.solver import FitResult

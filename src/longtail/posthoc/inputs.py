@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 CHECKED_FOR_ERRORS = 20_000  # training samples on which the model's accuracy is measured
 NEARLY_PERFECT = 0.99  # accuracy
+TOO_SURE = "a head fitted on these features is too sure on new images: use HALO (--method halo)"
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def as_fit_data(
     y: Any = None,
     *,
     need_every_class: bool = True,
+    check_logits: bool = True,
     classes: np.ndarray | None = None,
     world: World = SINGLE_PROCESS,
     **arrays: Any,
@@ -118,7 +120,8 @@ def as_fit_data(
         data = from_outputs(logits, world, need_every_class=need_every_class)
     else:
         data = from_arrays(logits, y, need_every_class=need_every_class, classes=classes, **arrays)
-    check_fit_inputs(data)
+    if check_logits:
+        check_fit_inputs(data)
     return data
 
 
@@ -178,10 +181,10 @@ def fit_outputs(
     A method that must not see training images is fitted on the validation outputs.
     """
     method.check_settings()
-    needed = method.needs_every_class
+    needed, check = method.needs_every_class, partial(as_fit_data, world=world, check_logits=method.reads_logits)
     held_out = None
     if validation is not None:
-        held_out = as_fit_data(validation, world=world, need_every_class=needed and method.fitted_on_unseen)
+        held_out = check(validation, need_every_class=needed and method.fitted_on_unseen)
     if method.fitted_on_unseen:
         if held_out is None:
             raise UserError(
@@ -193,7 +196,7 @@ def fit_outputs(
         method.fit_checked(held_out, None)
         return
     assert train is not None
-    data = as_fit_data(train, world=world, need_every_class=needed)
+    data = check(train, need_every_class=needed)
     if held_out is not None and (method.refuses_seen or method.chooses_a_setting):
         require_unseen(data, held_out)
     method.fit_checked(data, held_out)
@@ -201,20 +204,26 @@ def fit_outputs(
 
 def warn_if_no_errors(method: PostHoc, train: Outputs | None) -> None:
     """Warn if the model makes no errors on the training images that a method is fitted on."""
-    if train is None or train.split != "train" or method.fitted_on_unseen or not method.learns_from_seen:
+    if train is None or train.split != "train" or method.fitted_on_unseen:
+        return
+    if not method.learns_from_seen and not method.for_frozen:
         return
     subsample = np.linspace(0, len(train) - 1, min(len(train), CHECKED_FOR_ERRORS)).astype(int)
     rows, labels, chunks = train.rows(), train.labels[subsample], np.array_split(subsample, min(len(subsample), 10))
     hits = np.concatenate([rows.read(chunk).argmax(1).numpy() for chunk in chunks]) == labels
     present = np.unique(labels)
     accuracy = (np.bincount(labels, hits)[present] / np.bincount(labels)[present]).mean()
-    if accuracy >= NEARLY_PERFECT:
-        warnings.warn(
-            f"the model has a balanced accuracy of {100 * accuracy:.1f} % on the training images, so "
-            f"{type(method).__name__} can learn little about errors on new images; hold out images, use HALO "
-            "(--method halo)",
-            stacklevel=2,
+    if accuracy < NEARLY_PERFECT:
+        return
+    classified = f"the model has a balanced accuracy of {100 * accuracy:.1f} % on the training images"
+    if method.for_frozen:
+        message = f"{classified}; if its backbone was trained on them, {TOO_SURE}"
+    else:
+        message = (
+            f"{classified}, so {type(method).__name__} can learn little about errors on new images; hold out images, "
+            "use HALO (--method halo)"
         )
+    warnings.warn(message, stacklevel=2)
 
 
 def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, seed: int = 0) -> ClassSubsample | None:

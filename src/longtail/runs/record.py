@@ -195,6 +195,7 @@ RUN_FILES = (
     METRICS_FILE,
     PROGRESS_FILE,
     CALIBRATION_FILE,
+    "probe.json",
     "head.safetensors",
     "*-calibrated.safetensors",
     "before-after-*.json",

@@ -28,13 +28,15 @@ from longtail.posthoc.base import PostHoc
 from longtail.posthoc.halo import HALO
 from longtail.posthoc.inputs import chosen_images, fit_outputs, warn_if_no_errors
 from longtail.posthoc.marc import MARC
+from longtail.posthoc.probe.estimator import Probe
+from longtail.posthoc.probe.method import ProbeHead
 from longtail.posthoc.scale_and_shift import AffinePostHoc
 
 ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(model, method)"
 MULTI_LABEL_ATTACH = "method.fit(logits, labels); model = longtail.attach(model, method, batch=batch)"
 
 Model = TypeVar("Model", bound=nn.Module)
-Method = TypeVar("Method", bound=PostHoc)
+Estimator = TypeVar("Estimator", bound=PostHoc | Probe)
 
 
 @overload
@@ -73,7 +75,7 @@ def calibrate(
 def calibrate(
     model: Model,
     loader: Any,
-    method: Method,
+    method: Estimator,
     *,
     validation: Any = None,
     head: str | None = None,
@@ -82,7 +84,7 @@ def calibrate(
     images_per_class: int | Literal["all", "auto"] = "all",
     seed: int = 0,
     progress: bool = True,
-) -> tuple[Model, Method]: ...
+) -> tuple[Model, Estimator]: ...
 
 
 @overload
@@ -104,7 +106,7 @@ def calibrate(
 def calibrate(
     model: nn.Module,
     loader: Any,
-    method: PostHoc | str | None = None,
+    method: PostHoc | Probe | str | None = None,
     *,
     validation: Any = None,
     head: str | None = None,
@@ -113,7 +115,7 @@ def calibrate(
     images_per_class: int | Literal["all", "auto"] = "all",
     seed: int = 0,
     progress: bool = True,
-) -> tuple[nn.Module, PostHoc]:
+) -> tuple[nn.Module, PostHoc | Probe]:
     """Calibrate a trained model; returns a new model of the same class, and the fitted method.
 
     The new model has no wrappers (DistributedDataParallel, DataParallel, torch.compile).
@@ -126,7 +128,8 @@ def calibrate(
             not changed.
         loader: batches of its training set, as for `extract`; augmented as in training if you can.
         method: the method to fit, or its name in `longtail methods`; by default `HALO()` if `validation` is given, else
-            `MARC()`.
+            `MARC()`. `Probe()` replaces the head, for a backbone that was not trained on these images: give them
+            without augmentation.
         validation: batches of held-out images, on which HALO and confidence methods are fitted and hyper-parameters
             chosen.
         head: name of the last linear layer; by default it is found by running the model.
@@ -140,6 +143,7 @@ def calibrate(
     if method is None or isinstance(method, str):
         default = MARC() if validation is None else HALO()
         method = build_posthoc(method, {}) if method else default
+    given, method = method, ProbeHead.of(method) if isinstance(method, Probe) else method
     display = Display(quiet=not progress)
     method.check_settings()
     few = None
@@ -165,7 +169,7 @@ def calibrate(
             same_head = HeadDetector(session.model, head=detector.head, check=detector.check)
             held_out = held_out_source.outputs(session, same_head, "validation", train.class_counts, display)
         fit_method(method, train, held_out, session.world)
-        return _folded(session, detector, method), method
+        return _folded(session, detector, method), given
 
 
 def fit_method(method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World) -> None:

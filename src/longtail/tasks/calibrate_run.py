@@ -10,7 +10,7 @@ import torch
 
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
-from longtail.files.atomic import replacing_folder, write_json
+from longtail.files.atomic import replacing_folder, require_free, write_json
 from longtail.files.reading import resolved
 from longtail.files.tensors import write_tensors
 from longtail.heads.kinds import SAVED_HEADS
@@ -18,7 +18,8 @@ from longtail.heads.layers import guess_head, head_of, linear_layer, with_head
 from longtail.methods import describe_posthoc
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.inputs import chosen_images
+from longtail.posthoc.gate import warn
+from longtail.posthoc.inputs import TOO_SURE, chosen_images
 from longtail.runs.folder import Run, write_model
 from longtail.runs.record import MODEL_FILE, RUN_FILE, CalibrationRecord
 from longtail.tasks.calibrate import fit_method
@@ -30,7 +31,6 @@ from longtail.tasks.calibration import (
     Comparison,
     FittedOn,
     compare_outputs,
-    require_free,
     write_calibration,
     write_scores,
 )
@@ -67,8 +67,9 @@ def calibrate_run(
     folder = out or run.folder / name
     if resolved(folder) == resolved(run.folder):
         raise UserError(f"{folder} is the run itself; choose another --out")
-    require_free(folder, overwrite=overwrite)
+    require_free(folder, OWN_FILES, KIND, overwrite=overwrite)
     method.check_settings()
+    views = views_for(method, run, views)
     few = chosen_images(images_per_class, method, run.class_counts, seed)
     if method.needs_validation and "validation" not in run.split_sizes:
         raise UserError(
@@ -95,11 +96,25 @@ def calibrate_run(
         assert fitted_on is not None
         with replacing_folder(folder, OWN_FILES, KIND) as temporary:
             identity = _write_network(temporary, run, method, name, described.title)
-            origin = FittedOn.of(fitted_on, validation if method.needs_validation else None)
+            origin = FittedOn.of(
+                fitted_on, validation if method.needs_validation else None, frozen=run.config.train == "head"
+            )
             write_calibration(temporary, method, described, name, origin, identity, run.class_names)
             write_scores(temporary, scores, identity)
     run.world.barrier()
     return folder, scores
+
+
+def views_for(method: PostHoc, run: Run, views: int) -> int:
+    """Augmented views of the training images to fit on; a method for frozen backbones takes the images as they are.
+
+    Warns if such a method is to be fitted on images that the backbone was trained on.
+    """
+    if not method.for_frozen:
+        return views
+    if run.config.train != "head":
+        warn(f"the network of {run.folder} was trained on these images, and {TOO_SURE}")
+    return 0
 
 
 def _write_network(folder: Path, run: Run, method: PostHoc, name: str, title: str) -> str:
@@ -142,7 +157,7 @@ def calibrate_files(
 
     If the file has the head, the calibrated head is written too.
     """
-    require_free(out, overwrite=overwrite)
+    require_free(out, OWN_FILES, KIND, overwrite=overwrite)
     described, name = describe_posthoc(method, name)
     validation = next((outputs for outputs in held_out if outputs.split == "validation"), None)
     fit_method(method, train, validation, world)
@@ -163,6 +178,7 @@ def calibrate_files(
             head = method.head(linear_layer(torch.from_numpy(train.head_weight).float(), bias))
             write_tensors(folder / HEAD_FILE, head.state_dict(), {"head": type(head).__name__})
         write_scores(folder, scores, None)
-        origin = FittedOn.of(fitted_on, validation if method.needs_validation else None)
+        held_out_of = validation if method.needs_validation else None
+        origin = FittedOn.of(fitted_on, held_out_of, frozen=method.for_frozen)  # the user says so by the method
         write_calibration(folder, method, described, name, origin, None, fitted_on.class_names)
     return scores

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from longtail.errors import UserError
-from longtail.files.atomic import require_own, write_json
+from longtail.files.atomic import write_json
 from longtail.files.records import FORMAT, as_record, format_of, read_json
 from longtail.methods import PostHocMethod
 from longtail.metrics.intervals import Fallen, collapsed_classes, fallen_classes
@@ -55,8 +55,8 @@ class FittedOn:
     """Validation samples that the fit or the choice of a setting also used; None: it used none."""
 
     @classmethod
-    def of(cls, outputs: Outputs, held_out: Outputs | None = None) -> FittedOn:
-        seen = outputs.split == "train"
+    def of(cls, outputs: Outputs, held_out: Outputs | None = None, *, frozen: bool = False) -> FittedOn:
+        seen = outputs.split == "train" and not frozen
         chosen = (outputs.images_per_class, outputs.images_seed)
         also = None if held_out is None or held_out is outputs else len(held_out)
         return cls(outputs.split, seen, outputs.views, len(outputs), outputs.model, outputs.digest, *chosen, also)
@@ -125,13 +125,6 @@ def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | 
     used = method is not None and method.needs_validation and outputs.split == "validation"
     collapsed = collapsed_classes(fallen, outputs.names, counts)
     return Comparison(outputs.split, old, new, fallen, used, outputs.missing_classes, collapsed)
-
-
-def require_free(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that already holds a calibration, or files that longtail did not write."""
-    require_own(folder, OWN_FILES, KIND)
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
 
 
 def write_calibration(

@@ -32,6 +32,7 @@ from longtail.runs.record import (
     remove_passing,
     scores_in,
 )
+from longtail.tasks.calibrate_run import views_for
 from longtail.tasks.entries import Entry
 from longtail.training.loop import train
 from longtail.training.plan import Plan
@@ -188,7 +189,7 @@ def run_cell(cell: Cell) -> Result:
         logits = outputs.rows().read(slice(None)).numpy()
     else:
         method = cell.entry.build(run)
-        fitted_on = None if method.fitted_on_unseen else run.outputs("train", views=cell.views)
+        fitted_on = None if method.fitted_on_unseen else run.outputs("train", views=views_for(method, run, cell.views))
         validation = run.outputs("validation") if "validation" in run.split_sizes else None
         fit_outputs(method, fitted_on, validation)
         logits = np.asarray(method.transform(outputs))

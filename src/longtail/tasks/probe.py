@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from longtail.errors import UserError
-from longtail.files.atomic import replacing_folder, require_own, write_json, write_text
+from longtail.files.atomic import replacing_folder, require_free, write_json, write_text
 from longtail.files.progress import QUIET, Display
 from longtail.files.provenance import provenance
 from longtail.files.records import FORMAT
@@ -33,6 +33,7 @@ ITERATIONS = 300  # of logistic regression
 LONG = 20.0  # seconds; a fit that takes longer is announced
 USUAL_PASSES = 300  # over the features; 280 to 580 were measured on small data
 TIMED_ROWS = 1024
+LOWEST = -700.0  # log-probability that a float64 still holds
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class ProbeScores:
         return sorted(changed, key=lambda row: row[2] - row[3])
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Features (N, D) of some source, and class indices (N,) if they are known."""
+
+    source: str
+    features: np.ndarray
+    labels: np.ndarray | None
+
+
 def fit_probe(
     train: Embeddings,
     out: Path,
@@ -72,9 +82,7 @@ def fit_probe(
     display: Display = QUIET,
 ) -> ProbeScores:
     """Fit on labelled embeddings; the folder appears whole, or not at all."""
-    require_own(out, OWN_FILES, KIND)
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise UserError(f"{out} exists already; choose another --out or replace it with --overwrite")
+    require_free(out, OWN_FILES, KIND, overwrite=overwrite)
     if train.labels is None:
         raise UserError(f"{train.path} has no labels (labels, y); put them into the file, or give --labels FILE")
     try:
@@ -82,24 +90,30 @@ def fit_probe(
     except UserError as error:
         raise UserError(f"{train.path}: {error}") from error
     counts = np.bincount(labels)
-    target = log_target_prior(target_prior, np.log(counts / len(labels)), classes)
+    log_target_prior(target_prior, np.log(counts / len(labels)), classes)  # refused before anything is computed
     truth = None if test is None else _test_labels(train, test, classes)
-    (size, width), number = train.features.shape, len(classes)
+    fitted_on = Samples(str(train.path), train.features, labels)
+    held_out = None if test is None else Samples(str(test.path), test.features, truth)
+    announce(fitted_on, counts, display)
+    probe = Probe(target_prior).fit(train.features, train.labels)
+    scores = score_probe(probe, fitted_on, held_out)
+    with replacing_folder(out, OWN_FILES, KIND) as folder:
+        write_tensors(folder / HEAD_FILE, probe.to_linear().state_dict(), {"format": FORMAT, "head": "Linear"})
+        write_json(folder / RECORD_FILE, record_of(scores, fitted_on, held_out))
+        if test is not None:
+            write_text(folder / PREDICTIONS_FILE, _predictions(probe, test))
+    return scores
+
+
+def announce(train: Samples, counts: np.ndarray, display: Display) -> None:
+    """Print the size of the problem and, if it is large, how long it takes."""
+    (size, width), number = train.features.shape, len(counts)
     display.line(
-        f"{train.path}: {size:,} samples, {width:,} features, {number:,} classes of {counts.max():,} to "
+        f"{train.source}: {size:,} samples, {width:,} features, {number:,} classes of {counts.max():,} to "
         f"{counts.min():,} samples"
     )
     if (seconds := _estimate(train.features, number)) > LONG:
         display.line(f"fitting takes about {clock(seconds)} (a rough estimate)")
-    probe = Probe(target_prior).fit(train.features, train.labels)
-    scores = _score(probe, train, test, truth)
-    frequencies = np.exp(target - np.logaddexp.reduce(target))
-    with replacing_folder(out, OWN_FILES, KIND) as folder:
-        write_tensors(folder / HEAD_FILE, probe.to_linear().state_dict(), {"format": FORMAT, "head": "Linear"})
-        write_json(folder / RECORD_FILE, _record(scores, train, test, str(target_prior), frequencies))
-        if test is not None:
-            write_text(folder / PREDICTIONS_FILE, _predictions(probe, test))
-    return scores
 
 
 def _test_labels(train: Embeddings, test: Embeddings, classes: np.ndarray) -> np.ndarray | None:
@@ -128,38 +142,45 @@ def _estimate(features: np.ndarray, classes: int) -> float:
     return (time.perf_counter() - began) * len(features) / len(rows) * USUAL_PASSES
 
 
-def _score(probe: Probe, train: Embeddings, test: Embeddings | None, truth: np.ndarray | None) -> ProbeScores:
-    if test is None or truth is None:
+def score_probe(probe: Probe, train: Samples, test: Samples | None) -> ProbeScores:
+    """Scores of test samples, beside those of logistic regression if it is quick."""
+    if test is None or test.labels is None:
         return ProbeScores(probe, None, None, "it is compared on test samples with labels (--test FILE)")
-    scores = evaluate(np.log(probe.predict_proba(test.features).clip(1e-300)), truth, probe.class_counts_)
-    size = train.features.size * len(probe.classes_)
+    assert train.labels is not None
+    truth, counts = test.labels, probe.class_counts_
+    scores = evaluate(np.log(probe.predict_proba(test.features).clip(1e-300)), truth, counts)
+    size = train.features.size * len(counts)
     if size > CHEAP:
         return ProbeScores(probe, scores, None, f"N * D * K is {size:.1g}, and up to {CHEAP:.0g} it is quick")
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        plain = LogisticRegression(max_iter=ITERATIONS).fit(train.features, train.labels)
-        logits = plain.predict_log_proba(test.features)
-    return ProbeScores(probe, scores, evaluate(np.maximum(logits, -700.0), truth, probe.class_counts_), "")
+        plain = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
+        plain.fit(train.features, train.labels)
+        logits = np.full((len(truth), len(counts)), LOWEST)
+        logits[:, plain.classes_] = plain.predict_log_proba(test.features).clip(LOWEST)
+    return ProbeScores(probe, scores, evaluate(logits, truth, counts), "")
 
 
-def _record(
-    scores: ProbeScores, train: Embeddings, test: Embeddings | None, target_prior: str, frequencies: np.ndarray
-) -> dict[str, Any]:
+def record_of(scores: ProbeScores, train: Samples, test: Samples | None) -> dict[str, Any]:
+    """The content of `probe.json`."""
     probe = scores.probe
+    target = np.exp(probe.log_target_ - np.logaddexp.reduce(probe.log_target_))
     return {
         "format": FORMAT,
         "kind": "probe",
-        "logits": f"features @ weight.T + bias of {HEAD_FILE}, right for the target frequencies",
+        "logits": "features @ weight.T + bias of the linear layer, right for the target frequencies",
         "classes": probe.classes_.tolist(),
         "class_counts": probe.class_counts_.tolist(),
-        "target_prior": target_prior,
-        "target_frequencies": frequencies.tolist(),
+        "target_prior": str(probe.target_prior),
+        "target_frequencies": target.tolist(),
         "result": asdict(probe.result_),
-        "train": {"file": str(train.path), "samples": len(train.features), "features": train.features.shape[1]},
-        "test": None if test is None else {"file": str(test.path), "samples": len(test.features)},
+        "train": {"source": train.source, "samples": len(train.features), "features": train.features.shape[1]},
+        "test": None if test is None else {"source": test.source, "samples": len(test.features)},
         "scores": {name: value.to_dict() for name, value in named_scores(scores).items()},
         "provenance": provenance(),
     }

@@ -99,7 +99,7 @@ class Trainer:
         self.world = world
         self.display = display if world.is_main else QUIET
         self.splits = open_splits(config)
-        _require_apart(folder, config)
+        require_apart(folder, config)
         self.journal = Journal(folder, config, self.splits, world, trackers)
         self.journal.require_usable(resume=resume, overwrite=overwrite)
         world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
@@ -201,7 +201,7 @@ class Trainer:
         return score(model, images, self.streams.clean, self.world, counts, workers=self.config.workers)
 
 
-def _require_apart(folder: Path, config: TrainConfig) -> None:
+def require_apart(folder: Path, config: TrainConfig) -> None:
     """Refuse an output folder inside the image folder: the run would become a class."""
     if config.data == "folder" and config.root and resolved(folder).is_relative_to(resolved(Path(config.root))):
         raise UserError(f"{folder} is inside the images of {config.root}; choose another --out")

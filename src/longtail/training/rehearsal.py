@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtail.backbones.inference import evaluating
 from longtail.config import TrainConfig
@@ -46,14 +46,19 @@ def prepare(config: TrainConfig, splits: Splits, world: World, display: Display)
     if config.batch_size > max(len(splits.train), USUAL_BATCH):
         raise UserError(f"a batch of {config.batch_size:,} images; the training set has {len(splits.train):,}")
     streams = Streams(config, splits, method.samplers, world, display)
-    torch.manual_seed(config.seed)
-    model, objective = build_network(config, splits.train.class_counts, image_channels(splits), start=True)
+    model, objective = new_network(config, splits)
     select(model, config)
     model = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     objective = adapted(objective, config, splits.train.class_counts).to(world.device)
     state = TrainState.new(model, objective, config)
     plan = Plan.of(config, len(splits.train), streams=len(streams.samplers), stages=objective.stages)
     return streams, state, plan
+
+
+def new_network(config: TrainConfig, splits: Splits) -> tuple[nn.Module, Objective]:
+    """A network before its first step, from the weights of the configuration or from its seed, and its objective."""
+    torch.manual_seed(config.seed)
+    return build_network(config, splits.train.class_counts, image_channels(splits), start=True)
 
 
 def adapted(objective: Objective, config: TrainConfig, class_counts: Tensor) -> Objective:

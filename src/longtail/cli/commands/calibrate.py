@@ -41,6 +41,7 @@ Examples:
   longtail calibrate runs/digits
   longtail calibrate runs/c10 --method marc --options gamma auto
   longtail calibrate runs/c10 --method halo --target-prior prior.csv
+  longtail calibrate runs/frozen --method probe --target-prior train
   longtail calibrate runs/c10 --method marc --then temperature
   longtail calibrate runs/c10 --most-loss 3 --keep cat
   longtail calibrate runs/c10 --method marc --options solver sgd --views 3 --out runs/c10-sgd
@@ -87,7 +88,7 @@ class Calibrate(Output):
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
     target_prior: str | None = None
-    """halo: class frequencies to be right for: uniform, train, a power of the training prior, or a CSV file with
+    """halo, probe: class frequencies to be right for: uniform, train, a power of the training prior, or a CSV file with
     lines class,weight."""
     then: Literal["temperature"] | None = None
     """Second step after the method: one temperature that corrects the confidence, fitted on held-out images."""
@@ -117,8 +118,8 @@ class Calibrate(Output):
         name, why = (self.method, "") if self.method else default_posthoc(held_out, frozen=frozen)
         settings = self.options
         if self.target_prior is not None:
-            if name != "halo":
-                raise UserError(f"--target-prior applies to --method halo, not to {name}")
+            if name not in ("halo", "probe"):
+                raise UserError(f"--target-prior applies to --method halo and probe, not to {name}")
             settings = {**settings, "target_prior": self.target_prior}
         method = build(name, settings)
         method = method if self.then is None else Tempered(method)

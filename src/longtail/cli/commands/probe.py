@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from longtail.cli.parsing import Output, loading, parse
-from longtail.files.text import percent
+from longtail.cli.parsing import Output, loading, parse, refuse
+from longtail.errors import UserError
+from longtail.files.provenance import WORKERS
+from longtail.files.text import command_on, percent
+from longtail.launch import is_main_process
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,41 +20,70 @@ if TYPE_CHECKING:
     from longtail.posthoc.probe.result import Estimate
     from longtail.tasks.probe import ProbeScores
 
-HELP = """Fit a linear head for long-tailed classes on embeddings of a frozen, pretrained network.
+HELP = """Fit a linear head for long-tailed classes on a frozen, pretrained network.
 
-EMBEDDINGS is a .npz with features (N, D) and labels (N,), a .npy with --labels, a .safetensors, a .parquet
-with a column of lists and a column of labels, or a .csv whose columns are features and one label. Labels are
-numbers or names. The network must not have been trained on these samples; otherwise use `longtail calibrate`.
+EMBEDDINGS: a .npz with features (N, D) and labels (N,), a .npy with --labels, a .safetensors, a .parquet with
+a column of lists and a column of labels, or a .csv whose columns are features and one label. Labels are numbers
+or names. The folder gets head.safetensors (weight and bias of one linear layer), probe.json (classes, what was
+chosen, scores) and, for a test file, predictions.csv.
+
+IMAGES with --backbone: whatever `longtail train` takes (a recipe, an image folder, a list, CSV or Parquet file). The
+embeddings are computed once and kept in $LONGTAIL_CACHE. The folder becomes a run, which predict, evaluate,
+report, export and calibrate take.
+
+The network must not have been trained on these samples; otherwise use `longtail calibrate`.
 
 Prints what was chosen, and the accuracy on samples that the head had not seen, with an interval; no sample has
-to be held out for it. A test file with labels is scored beside plain logistic regression.
-
-The folder gets head.safetensors (weight and bias of one linear layer), probe.json (classes, what was chosen,
-scores) and, for a test file, predictions.csv.
+to be held out for it. Test samples with labels are scored beside plain logistic regression.
 
 Examples:
   longtail probe embeddings.npz --out head
   longtail probe embeddings.npz --test test.npz --out head
   longtail probe features.npy --labels labels.npy --target-prior train --out head
   longtail probe birds.parquet --label-column species --out birds-head
+  longtail probe photos --backbone resnet50 --weights resnet50.pth --out runs/photos
 """
 SHOWN = 5  # classes that gain most, and that lose most
 
 
 @dataclass(frozen=True)
-class Probe(Output):
-    """Which embeddings, and for which class frequencies."""
+class FileOptions:
+    """Only for embeddings."""
 
-    embeddings: Annotated[Path, tyro.conf.Positional]
-    """Embeddings and labels: .npz, .npy, .safetensors, .parquet, .csv."""
-    out: Path
-    """Folder of the result."""
     test: Path | None = None
     """Embeddings to predict, of the same kinds of files; scored if they have labels."""
     labels: Path | None = None
     """Labels of EMBEDDINGS, if they are in another file: .npy, or one label per line."""
     test_labels: Path | None = None
     """The same for --test."""
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Only for images."""
+
+    backbone: str | None = None
+    """Network that gives the features, as in `longtail train`."""
+    weights: Path | None = None
+    """Its weights, a .safetensors or .pth file."""
+    image_size: int | None = None
+    """Images read from files are resized to this side (pixels)."""
+    root: str | None = None
+    """Folder of the data set, or the one that paths in a list are relative to."""
+    device: str = "auto"
+    """auto, cpu, cuda, …"""
+    workers: int = WORKERS
+    """Processes that decode images read from files."""
+
+
+@dataclass(frozen=True)
+class Probe(Output):
+    """Which samples, and for which class frequencies."""
+
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EMBEDDINGS|IMAGES")]
+    """A file of embeddings and labels; with --backbone, images."""
+    out: Path
+    """Folder of the result."""
     label_column: str | None = None
     """Column or array of the labels, if it is not called label, labels, y or target."""
     target_prior: str = "uniform"
@@ -59,30 +91,52 @@ class Probe(Output):
     class,weight."""
     overwrite: bool = False
     """Replace the folder if it exists."""
+    file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
+    images: tyro.conf.OmitArgPrefixes[ImageOptions] = field(default_factory=ImageOptions)
 
 
 def main(words: list[str]) -> int:
     options = parse(Probe, words, "longtail probe", HELP)
     with loading():
-        from longtail.outputs.embeddings import read_embeddings
-        from longtail.tasks.probe import fit_probe, named_scores
+        from longtail.tasks.probe import named_scores
 
-    train = read_embeddings(options.embeddings, options.labels, label_column=options.label_column)
-    test = None
-    if options.test is not None:
-        test = read_embeddings(options.test, options.test_labels, label_column=options.label_column)
-    scores = fit_probe(
-        train,
-        options.out,
-        test=test,
-        target_prior=_number_or_text(options.target_prior),
-        overwrite=options.overwrite,
-        display=options.display(),
-    )
+    scores = _on_file(options, options.file) if options.images.backbone is None else _on_images(options, options.images)
+    if not is_main_process():
+        return 0
     _print(options, scores)
     tests = {name: metrics.to_dict() for name, metrics in named_scores(scores).items()}
     options.print_json({"out": str(options.out), "result": asdict(scores.probe.result_), "test": tests})
     return 0
+
+
+def _on_file(options: Probe, own: FileOptions) -> ProbeScores:
+    from longtail.outputs.embeddings import read_embeddings
+    from longtail.tasks.probe import fit_probe
+
+    source = Path(options.source)
+    if source.is_dir():
+        raise UserError(f"{source} is a folder: if it holds images, name the network that embeds them (--backbone)")
+    refuse(options.images, "images (--backbone)", source, "a file of embeddings")
+    train = read_embeddings(source, own.labels, label_column=options.label_column)
+    test = None
+    if own.test is not None:
+        test = read_embeddings(own.test, own.test_labels, label_column=options.label_column)
+    prior = _number_or_text(options.target_prior)
+    return fit_probe(
+        train, options.out, test=test, target_prior=prior, overwrite=options.overwrite, display=options.display()
+    )
+
+
+def _on_images(options: Probe, own: ImageOptions) -> ProbeScores:
+    from longtail.tasks.probe_images import probe_images
+    from longtail.training.defaults import recipe_for
+
+    refuse(options.file, "files of embeddings", Path(options.source), "a set of images (--backbone)")
+    known = {**vars(own), "weights": own.weights and str(own.weights), "label_column": options.label_column}
+    settings = {name: value for name, value in known.items() if value is not None}
+    config = recipe_for(options.source, **{**settings, "validation": 0.0})
+    prior = _number_or_text(options.target_prior)
+    return probe_images(config, options.out, target_prior=prior, overwrite=options.overwrite, display=options.display())
 
 
 def _number_or_text(text: str) -> float | str:
@@ -97,10 +151,12 @@ def _print(options: Probe, scores: ProbeScores) -> None:
     from longtail.tasks.probe import named_scores
 
     display, result = options.display(), scores.probe.result_
+    of_classes = " growing with the root of class sizes" if result.power else ""
     towards = "the variances of the features" if result.scaled else "equal variances"
     display.line(
-        f"chosen in {result.folds} folds: ridge {result.ridge:.3g}, covariance shrunk by {result.shrinkage:g} towards "
-        f"{towards}, scale {result.scale:.3f}; {result.seconds:.1f} s, {result.passes} passes"
+        f"chosen in {result.folds} folds: ridge {result.ridge:.3g}{of_classes}, covariance shrunk by "
+        f"{result.shrinkage:g} towards {towards}, scale {result.scale:.3f}; {result.seconds:.1f} s, "
+        f"{result.passes} passes"
     )
     display.table(_estimates(result.balanced, result.natural, result.held_out))
     if rows := named_scores(scores):
@@ -114,6 +170,8 @@ def _print(options: Probe, scores: ProbeScores) -> None:
     if scores.left_out:
         display.line(f"logistic regression was left out: {scores.left_out}")
     display.line(f"written: {options.out} ({', '.join(sorted(path.name for path in options.out.glob('[!.]*')))})")
+    if options.images.backbone is not None:
+        display.line(f"score it with: {command_on('evaluate', options.out, options.images.root)}")
 
 
 def _estimates(balanced: Estimate | None, natural: Estimate | None, held_out: int) -> Table | str:

@@ -34,7 +34,6 @@ from longtail.files.text import some_of
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.crt import require_features
 from longtail.posthoc.halo.heads import stack_heads
 from longtail.posthoc.halo.mixture import LARGEST_SCORE, SMALLEST_SCORE, Mixture
 from longtail.posthoc.halo.unseen import (
@@ -48,6 +47,7 @@ from longtail.posthoc.halo.unseen import (
 )
 from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, sample_weights
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.new_head import require_features
 from longtail.posthoc.priors import (
     ModelPrior,
     check_target_prior,

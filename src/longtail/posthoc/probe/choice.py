@@ -1,7 +1,12 @@
 """Metric and ridge chosen by the likelihood of samples that heads have not seen.
 
 For each metric the ridge falls in steps of sqrt(10), each head solved from the one before, until the loss of the
-held-out samples rises; other metrics start from the best head so far. What counts is ridge x samples, the precision
+held-out samples rises; other metrics start from the best head so far. The ridge of class k is
+
+    ridge (n_k / mean n)^power
+
+with a power of 1/2, and then, from the best head, of 0: one ridge for all classes may press the vectors of small
+classes to 0, or be what few samples need; held-out samples decide. What counts is ridge x samples, the precision
 of a Gaussian prior on the class vectors: it is the same for a subsample, a fold and all samples. Large data are chosen
 on fewer held-out samples, very large data on a subsample of classes and rows.
 """
@@ -23,6 +28,7 @@ from longtail.posthoc.probe.scale import Evidence
 METRICS = (Metric(0.5), Metric(1.0), Metric(0.1), Metric(0.5, scaled=True))
 RIDGES = tuple(10 ** (0.5 - step / 2) for step in range(17))  # 3.2 down to 3e-8, times the samples of the fit
 FIRST = 3  # 0.1
+POWERS = (0.5, 0.0)
 PATIENCE = 2  # ridges in a row that are no better, before a search from nothing ends
 HELD_FOR_CHOICE = 4_000  # held-out samples are enough to choose by
 WORK_FOR_CHOICE = 1 << 33  # samples x features x classes of the fits that choose
@@ -31,14 +37,20 @@ FEWEST_CLASSES, FEWEST_ROWS = 100, 10
 
 @dataclass(frozen=True)
 class Choice:
-    """A metric and a ridge for so many samples."""
+    """A metric, a ridge for so many samples, and the power of class sizes in it."""
 
     metric: Metric
     ridge: float
     samples: int
+    power: float = POWERS[0]
 
-    def ridge_for(self, samples: int) -> float:
+    def ridge_for(self, samples: float) -> float:
+        """The ridge of a class of average size, among so many samples."""
         return self.ridge * self.samples / samples
+
+    def ridges(self, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """(K, 1) of classes with these counts (K,)."""
+        return (self.ridge_for(float(counts.sum())) * (counts / counts.mean()).pow(self.power)).to(dtype).unsqueeze(1)
 
 
 USUAL = Choice(Metric(1.0), 0.03, 1000)  # where every class has one sample, and nothing can be held out
@@ -69,6 +81,7 @@ class Fold:
     num_classes: int
     held: np.ndarray
     passes: int = 0
+    converged: bool = True
     _moments: Statistics | None = field(default=None, repr=False)
     _problem: RidgeProblem | None = field(default=None, repr=False)
     _metric: Metric | None = None
@@ -84,7 +97,7 @@ class Fold:
             rows, labels = self.rows.only(kept), self.labels[kept]
             if self._moments is None:
                 self._moments = statistics(rows, labels, self.num_classes)
-            system = Coordinates(self._moments, metric, rows.dtype)
+            system = Coordinates(self._moments, metric, rows.dtype, rows.world)
             self._problem, self._metric = RidgeProblem(rows, labels, self.num_classes, system), metric
         return self._problem
 
@@ -92,13 +105,14 @@ class Fold:
         """The head of the samples that are kept, from a head nearby or from the prior."""
         problem = self.problem(choice.metric)
         before = problem.passes
-        ridge = choice.ridge_for(len(self.labels) - len(self.held))
+        ridge = choice.ridges(problem.counts, self.rows.dtype)
         if start is None:
-            head = Head.start(problem.prior, self.rows.width)
+            head = Head.start(problem.prior, len(problem.system.curvature))
         else:
             head = Head(problem.system.of_weight(start.weight), start.bias, start.spread)
         head = problem.solve(head, ridge, tolerance)
         self.passes += problem.passes - before
+        self.converged = problem.converged
         return Start(problem.system.weight(head.coordinates), head.bias, head.spread)
 
     def evidence(self, metric: Metric, head: Start) -> Tensor:
@@ -127,28 +141,42 @@ class Trial:
 
 
 def choose_ridge(folds: list[Fold], counts: np.ndarray, tolerance: float) -> Trial:
-    """The best metric and ridge for folds."""
+    """The best metric, ridge and power for folds."""
     best: Trial | None = None
     for metric in METRICS:
         if best is None or metric.scaled:  # other units need another ridge: a search of its own
-            found = _search(folds, counts, metric, FIRST, None, tolerance)
+            found = _search(folds, counts, metric, POWERS[0], FIRST, None, tolerance)
         else:
-            found = _search(folds, counts, metric, RIDGES.index(best.choice.ridge), best.heads, tolerance)
+            found = _search(folds, counts, metric, POWERS[0], RIDGES.index(best.choice.ridge), best.heads, tolerance)
         best = found if best is None or found.loss < best.loss else best
     assert best is not None
+    for power in POWERS[1:]:
+        known = best.choice
+        found = _search(folds, counts, known.metric, power, RIDGES.index(known.ridge), best.heads, tolerance)
+        best = found if found.loss < best.loss else best
     return best
 
 
 def _search(
-    folds: list[Fold], counts: np.ndarray, metric: Metric, first: int, start: list[Start] | None, tolerance: float
+    folds: list[Fold],
+    counts: np.ndarray,
+    metric: Metric,
+    power: float,
+    first: int,
+    start: list[Start] | None,
+    tolerance: float,
 ) -> Trial:
-    """The best ridge of a metric: falling from the first one, or rising if that is worse."""
+    """The best ridge of a metric and a power: falling from the first one, or rising if that is worse."""
     patience = PATIENCE if start is None else 1
-    best = origin = _trial(folds, counts, metric, first, start or [None] * len(folds), tolerance)
+
+    def trial(step: int, near: Sequence[Start | None]) -> Trial:
+        return _trial(folds, counts, Choice(metric, RIDGES[step], len(folds[0].labels), power), near, tolerance)
+
+    best = origin = trial(first, start or [None] * len(folds))
     for way in (1, -1):
         last, rises, step = origin, 0, first + way
         while 0 <= step < len(RIDGES) and rises < patience:
-            last = _trial(folds, counts, metric, step, last.heads, tolerance)
+            last = trial(step, last.heads)
             rises = 0 if last.loss < best.loss else rises + 1
             best = last if last.loss < best.loss else best
             step += way
@@ -158,14 +186,13 @@ def _search(
 
 
 def _trial(
-    folds: list[Fold], counts: np.ndarray, metric: Metric, step: int, start: Sequence[Start | None], tolerance: float
+    folds: list[Fold], counts: np.ndarray, choice: Choice, start: Sequence[Start | None], tolerance: float
 ) -> Trial:
-    choice = Choice(metric, RIDGES[step], len(folds[0].labels))
     heads, evidence = [], []
     for fold, near in zip(folds, start, strict=True):
         heads.append(fold.solve(choice, near, tolerance))
-        evidence.append(fold.evidence(metric, heads[-1]))
-    return Trial(choice, evidence_of(folds, evidence, counts).best_scale()[1], evidence, heads)
+        evidence.append(fold.evidence(choice.metric, heads[-1]))
+    return Trial(choice, evidence_of(folds, evidence, counts).best_scale(folds[0].rows.world)[1], evidence, heads)
 
 
 def subsample(labels: np.ndarray, width: int, num_classes: int, seed: int) -> np.ndarray | None:

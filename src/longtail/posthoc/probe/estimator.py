@@ -13,38 +13,26 @@ with the training prior pi, the target prior q, and A fitted on scores of sample
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import choose, number, whole_number
 from longtail.files.tensors import as_array
 from longtail.posthoc.conformal import too_few_unseen
 from longtail.posthoc.prior_estimate import PriorEstimate, PriorEstimator
-from longtail.posthoc.priors import NEVER
 from longtail.posthoc.probe.fitting import fit_head
 from longtail.posthoc.probe.inputs import check_features, check_labels, log_target_prior
 from longtail.posthoc.probe.result import ProbeResult
 from longtail.posthoc.probe.rows import Rows
-
-
-@dataclass(frozen=True)
-class ProbeHead:
-    """The linear layer: logits = x weight' + bias, float64.
-
-    Args:
-        weight: (K, D).
-        bias: (K,).
-    """
-
-    weight: np.ndarray
-    bias: np.ndarray
 
 
 class Probe(ClassifierMixin, BaseEstimator):
@@ -62,8 +50,8 @@ class Probe(ClassifierMixin, BaseEstimator):
         seed: decides the folds.
 
     Fitted attributes: `classes_` (K,), `n_features_in_`, `feature_names_in_` (of a table), `head_` (weight and bias
-    of the linear layer), `class_counts_` (K,), `log_prior_` (K,), `result_` (what was chosen, and honest estimates of
-    the scores, from samples that the scoring head had not seen).
+    of the linear layer), `class_counts_` (K,), `log_prior_` (K,), `log_target_` (K,), `result_` (what was chosen, and
+    honest estimates of the scores, from samples that the scoring head had not seen).
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -95,30 +83,49 @@ class Probe(ClassifierMixin, BaseEstimator):
         number("tolerance", self.tolerance, above=0, below=1)
         whole_number("seed", self.seed, at_least=0)
         features = check_features(self, X, reset=True)
-        self.classes_, codes = check_labels(y, features.shape[0], self.classes)
-        self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
+        classes, codes = check_labels(y, features.shape[0], self.classes)
+        counts = np.bincount(codes, minlength=len(classes))
+        return self.fit_codes(features, codes, classes, counts, [str(name) for name in classes])
+
+    def fit_codes(
+        self,
+        features: Any,
+        codes: np.ndarray,
+        classes: np.ndarray,
+        class_counts: np.ndarray,
+        names: Sequence[str],
+        world: World = SINGLE_PROCESS,
+    ) -> Self:
+        """Fit on checked features (N, D) and class indices (N,); the processes of `world` share the work.
+
+        Args:
+            features: of a floating type, all finite; a sparse matrix is in CSR format.
+            codes: (N,) int64, at least two of 0..K-1.
+            classes: (K,) the user's labels of the classes.
+            class_counts: (K,) training samples, 0 for a class without samples here.
+            names: (K,) of the classes in a target prior.
+            world: processes, each of which can read all features.
+        """
+        self.classes_, self.class_counts_, self.n_features_in_ = classes, class_counts, features.shape[1]
         with np.errstate(divide="ignore"):
-            self.log_prior_ = np.log(self.class_counts_ / len(codes))
-        log_target_prior(self.target_prior, self.log_prior_, self.classes_)  # refused before anything is computed
-        present = np.flatnonzero(self.class_counts_)
-        small = np.cumsum(self.class_counts_ > 0) - 1
-        fitted = fit_head(features, small[codes], len(present), seed=self.seed, tolerance=self.tolerance)
-        self._centre = fitted.centre
-        self._evidence = np.zeros((len(self.classes_), features.shape[1])), np.zeros(len(self.classes_))
-        self._evidence[0][present], self._evidence[1][present] = fitted.weight, fitted.bias
-        self.result_ = fitted.result
+            self.log_prior_ = np.log(class_counts / class_counts.sum())
+        self._names = names
+        self._log_target(self.target_prior)  # refused before anything is computed
+        self._fitted = fit_head(features, codes, len(classes), seed=self.seed, tolerance=self.tolerance, world=world)
+        self.result_ = self._fitted.result
+        if not self.result_.converged:
+            warnings.warn(f"Probe: not solved in {self.result_.passes} passes", ConvergenceWarning, stacklevel=2)
         self._set_target(self.target_prior)
         return self
 
+    def _log_target(self, target_prior: Any) -> np.ndarray:
+        return log_target_prior(target_prior, self.log_prior_, self._names, unseen=self.unseen)
+
     def _set_target(self, target_prior: Any) -> None:
-        target = log_target_prior(target_prior, self.log_prior_, self.classes_)
-        if self.unseen == "never":
-            target = np.where(self.class_counts_ > 0, target, -np.inf)
+        self.log_target_ = self._log_target(target_prior)
         self.target_prior = target_prior
-        never = np.isneginf(target)
-        weight = np.where(never[:, None], 0.0, self._evidence[0])
-        self._bias = np.where(never, NEVER, self._evidence[1] + np.where(never, 0.0, target))
-        self.head_ = ProbeHead(weight, self._bias - weight @ self._centre)
+        self._centred = self._fitted.on_centred(self.log_target_)
+        self.head_ = self._fitted.on_features(self.log_target_)
 
     def with_target_prior(self, target_prior: Any) -> Self:
         """The same fit for another distribution of classes; nothing is fitted again."""
@@ -172,7 +179,8 @@ class Probe(ClassifierMixin, BaseEstimator):
         """Logits of chunks of rows, (B, K) each."""
         rows = Rows(check_features(self, X, reset=False), columns=len(self.classes_))
         weight, bias, centre = (
-            torch.from_numpy(values).to(rows.dtype) for values in (self.head_.weight, self._bias, self._centre)
+            torch.from_numpy(values).to(rows.dtype)
+            for values in (self._centred.weight, self._centred.bias, self._fitted.centre)
         )
         for _, chunk in rows.chunks(weight, centre):
             yield chunk.scores(bias)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.distributed import SINGLE_PROCESS, World
+from longtail.posthoc.priors import NEVER
 from longtail.posthoc.probe.choice import (
     HELD_FOR_CHOICE,
     USUAL,
@@ -23,8 +26,10 @@ from longtail.posthoc.probe.folds import number_of_folds, stratified
 from longtail.posthoc.probe.result import ProbeResult, scores_of, tried_on
 from longtail.posthoc.probe.rows import Rows
 from longtail.posthoc.probe.scale import USUAL_SCALE
+from longtail.posthoc.solver.linear import LinearHead
 
 HELD_FOR_SCALE = 20_000  # held-out samples are enough to fit the scale and to estimate scores
+MOST_SCORES = 1 << 24  # of held-out samples: 64 MB in float32; of many classes fewer samples are held out
 EASIER = 10.0  # a head for so many times the ridge is solved first: fewer passes than from nothing
 
 
@@ -37,34 +42,68 @@ class FittedHead:
     centre: np.ndarray
     result: ProbeResult
 
+    def on_centred(self, log_target: np.ndarray) -> LinearHead:
+        """The head on x - centre for a target prior, log q (K,); a class at -inf is never predicted."""
+        never = np.isneginf(log_target)
+        bias = np.where(never, NEVER, self.bias + np.where(never, 0.0, log_target))
+        return LinearHead(np.where(never[:, None], 0.0, self.weight), bias)
 
-def fit_head(features: object, labels: np.ndarray, num_classes: int, *, seed: int, tolerance: float) -> FittedHead:
-    """Fit on features (N, D) and labels (N,) in 0..K-1 with at least one sample of every class."""
-    began = time.perf_counter()
-    rows, targets = Rows(features, columns=num_classes), torch.from_numpy(labels)
+    def on_features(self, log_target: np.ndarray) -> LinearHead:
+        """The same on x as it is."""
+        head = self.on_centred(log_target)
+        return LinearHead(head.weight, head.bias - head.weight @ self.centre)
+
+
+def fit_head(
+    features: Any,
+    codes: np.ndarray,
+    num_classes: int,
+    *,
+    seed: int,
+    tolerance: float,
+    world: World = SINGLE_PROCESS,
+) -> FittedHead:
+    """Fit on features (N, D) and codes (N,) in 0..K-1; no feature counts for or against a class without samples.
+
+    The processes of `world` share the work; each of them can read all features.
+    """
+    present, labels = np.unique(codes, return_inverse=True)
+    fitted = _fit_present(Rows(features, columns=len(present), world=world), labels, len(present), seed, tolerance)
+    if len(present) == num_classes:
+        return fitted
+    weight, bias = np.zeros((num_classes, features.shape[1])), np.zeros(num_classes)
+    weight[present], bias[present] = fitted.weight, fitted.bias
+    return replace(fitted, weight=weight, bias=bias)
+
+
+def _fit_present(rows: Rows, labels: np.ndarray, num_classes: int, seed: int, tolerance: float) -> FittedHead:
+    """The same for classes that have samples."""
+    began, targets = time.perf_counter(), torch.from_numpy(labels)
     counts = np.bincount(labels, minlength=num_classes)
-    held = stratified(labels, number_of_folds(counts), seed)
-    folds = [Fold(rows, targets, num_classes, fold) for fold in held if len(fold)]
+    held, most = stratified(labels, number_of_folds(counts), seed), MOST_SCORES // num_classes
+    folds = [Fold(rows, targets, num_classes, _some(fold, most, seed)) for fold in held if len(fold)]
     whole = Fold(rows, targets, num_classes, np.empty(0, dtype=np.int64))
     choice, evidence, start, passes, scale = USUAL, None, None, 0, USUAL_SCALE
     natural = balanced = prior_check = set_scores = None
     if folds:
         choice, passes, done, start = _choose(folds, counts, seed, tolerance)
-        scored = _enough(folds, max(HELD_FOR_SCALE, sum(map(len, done))))
+        scored = _enough(folds, max(min(HELD_FOR_SCALE, most), sum(map(len, done))))
         done += [_score(fold, choice, tolerance) for fold in scored[len(done) :]]
         evidence = evidence_of(scored, done, counts)
-        scale = evidence.best_scale()[0]
+        scale = evidence.best_scale(rows.world)[0]
         natural, balanced = scores_of(evidence, scale, len(scored), len(held))
         prior_check, set_scores = tried_on(evidence, scale)
     weight, bias, centre = _whole_head(whole, choice, start, tolerance)
     result = ProbeResult(
         ridge=choice.ridge_for(len(labels)),
+        power=choice.power,
         shrinkage=choice.metric.shrinkage,
         scaled=choice.metric.scaled,
         scale=scale,
         folds=len(folds),
         held_out=0 if evidence is None else len(evidence.labels),
         passes=passes + whole.passes + sum(fold.passes for fold in folds),
+        converged=whole.converged,
         seconds=time.perf_counter() - began,
         natural=natural,
         balanced=balanced,
@@ -86,10 +125,15 @@ def _choose(
             fold.forget()
         return best.choice, 0, best.evidence, best.heads[0]
     _, codes, sizes = np.unique(labels[chosen], return_inverse=True, return_counts=True)
-    fewer, targets = Rows(rows.features, chosen, columns=len(sizes)), torch.from_numpy(codes)
+    fewer, targets = Rows(rows.features, chosen, len(sizes), rows.world), torch.from_numpy(codes)
     held = stratified(codes, number_of_folds(sizes), seed)
     smaller = _enough([Fold(fewer, targets, len(sizes), fold) for fold in held], HELD_FOR_CHOICE)
     return choose_ridge(smaller, sizes, tolerance).choice, sum(fold.passes for fold in smaller), [], None
+
+
+def _some(held: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """At most so many of the rows that a fold holds out, in rising order; it is fitted on the others too."""
+    return held if len(held) <= most else np.sort(np.random.default_rng(seed).permutation(held)[:most])
 
 
 def _enough(folds: list[Fold], samples: int) -> list[Fold]:

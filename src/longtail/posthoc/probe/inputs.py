@@ -34,11 +34,16 @@ def check_features(estimator: Any, features: Any, *, reset: bool) -> Any:
         checked = checked.astype(np.float64)
         _require_finite(checked.data, lambda at: int(np.searchsorted(checked.indptr, at, side="right")) - 1)
         return checked
-    for where, chunk in Rows(checked).raw():
+    require_finite_rows(checked)
+    return checked
+
+
+def require_finite_rows(features: np.ndarray) -> None:
+    """Refuse NaN and infinity in features (N, D); the row is named."""
+    for where, chunk in Rows(features).raw():
         wrong = np.flatnonzero(~np.isfinite(chunk).all(1))
         if len(wrong):
             _refuse(chunk[wrong[0]], where.start + int(wrong[0]))
-    return checked
 
 
 def _require_finite(values: np.ndarray, row_of: Any) -> None:
@@ -86,8 +91,13 @@ def check_labels(y: Any, number: int, declared: Sequence[Any] | None) -> tuple[n
     return classes, np.searchsorted(classes, labels).astype(np.int64)
 
 
-def log_target_prior(target_prior: Any, log_prior: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Logarithm (K,) of a target prior, -inf for a class that is never predicted; a dict gives weights by class."""
+def log_target_prior(
+    target_prior: Any, log_prior: np.ndarray, classes: Sequence[Any] | np.ndarray, *, unseen: str = "prior"
+) -> np.ndarray:
+    """Logarithm (K,) of a target prior, -inf for a class that is never predicted; a dict gives weights by class.
+
+    A class without samples, at -inf in `log_prior`, is predicted by its "prior" or "never".
+    """
     names = [str(name) for name in classes]
     if isinstance(target_prior, dict):
         given = {str(name): weight for name, weight in target_prior.items()}
@@ -102,6 +112,6 @@ def log_target_prior(target_prior: Any, log_prior: np.ndarray, classes: np.ndarr
     finite = np.where(seen, log_prior, 0.0)
     target = np.array(log_target(target_prior, finite, names), dtype=np.float64)
     follows_training = isinstance(target_prior, float | int | np.number) or str(target_prior) == "train"
-    if follows_training and target_prior != 0:
+    if unseen == "never" or (follows_training and target_prior != 0):
         target[~seen] = -np.inf  # a class without samples has the training prior 0
     return target

@@ -39,13 +39,15 @@ class ProbeResult:
     """How a fit ended.
 
     Args:
-        ridge: chosen ridge of the head on all samples.
+        ridge: chosen ridge of the head on all samples, of a class of average size.
+        power: chosen power of class sizes in the ridge: 1/2, or 0 for one ridge.
         shrinkage: chosen shrinkage of the metric.
         scaled: whether the metric shrinks towards the features' variances.
         scale: A, the factor of the evidence.
         folds: number of folds.
         held_out: samples that were held out, each scored by a head that had not seen it.
         passes: reads of the features by all solves.
+        converged: whether the head on all samples was solved to the tolerance.
         seconds: of the whole fit.
         natural: estimated scores where classes are as frequent as in training (target prior "train").
         balanced: estimated scores where classes are equally frequent (target prior "uniform").
@@ -54,12 +56,14 @@ class ProbeResult:
     """
 
     ridge: float
+    power: float
     shrinkage: float
     scaled: bool
     scale: float
     folds: int
     held_out: int
     passes: int
+    converged: bool
     seconds: float
     natural: Estimate | None
     balanced: Estimate | None

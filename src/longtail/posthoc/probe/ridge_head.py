@@ -1,9 +1,8 @@
 """A linear head by ridge-penalised cross-entropy with natural class weights.
 
-    minimise  mean_i CE(W (x_i - g) + b, y_i) + sum_k ridge_k / 2 w_k M w_k' + 0.00005 |b|^2   over W (K, D), b (K,)
+    minimise  mean_i CE(W (x_i - g) + b, y_i) + sum_k ridge_k / 2 w_k M w_k' + 0.05 / N |b - log pi|^2   over W, b
 
-with ridge_k = ridge (n_k / mean n)^(1/2): one ridge for all classes would press the vectors of small classes to 0, and
-no prior brings them back. The minimiser is L-BFGS in the coordinates of `metric`, scaled by the diagonal of the
+The minimiser is L-BFGS in the coordinates of `metric`, scaled by the diagonal of the
 curvature: class k and coordinate j have about mean_i p_ik (1 - p_ik) E_j + ridge_k. Head and tail classes then
 converge at the same rate.
 """
@@ -19,8 +18,7 @@ from torch import Tensor
 from longtail.posthoc.probe.metric import Coordinates
 from longtail.posthoc.probe.rows import Rows
 
-BIAS_RIDGE = 1e-4
-RIDGE_POWER = 0.5
+BIAS_PRECISION = 0.1  # b ~ N(log pi, 10): a small class among very many samples may be far from its prior
 HISTORY = 6
 FEWEST_STEPS = 6
 SOLVED = 1e-2
@@ -58,50 +56,56 @@ class RidgeProblem:
         self.labels = labels
         self.system = system
         self.passes = 0
+        self.converged = True
         self._first_gradient: Tensor | None = None
         self.counts = torch.bincount(labels, minlength=num_classes).double()
         self.prior = (self.counts / len(labels)).to(rows.dtype)
-        self.relative_ridge = (self.counts / self.counts.mean()).pow(RIDGE_POWER).to(rows.dtype).unsqueeze(1)
+        self.bias_ridge = BIAS_PRECISION / len(labels)
 
-    def value_and_gradient(self, vector: Tensor, ridge: float) -> tuple[float, Tensor, Tensor]:
-        """Objective, gradient (K, D + 1) and spread (K,) at [V, b] (K, D + 1)."""
+    def value_and_gradient(self, vector: Tensor, ridge: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Objective, gradient (K, D + 1) and spread (K,) at [V, b] (K, D + 1), for the ridge (K, 1) of each class."""
         self.passes += 1
         coordinates, bias = vector[:, :-1], vector[:, -1].contiguous()
         weight = self.system.weight(coordinates)
-        total, loss = torch.zeros_like(weight), 0.0
-        sums, squares = (torch.zeros(len(bias), dtype=torch.float64) for _ in range(2))
-        for where, chunk in self.rows.chunks(weight, self.system.centre):
+        total = torch.zeros_like(weight)
+        small = torch.zeros(1 + 2 * len(bias), dtype=torch.float64)  # one exchange between processes, beside `total`
+        loss, (sums, squares) = small[:1], small[1:].view(2, -1)
+        for where, chunk in self.rows.chunks(weight, self.system.centre, shared=True):
             own = self.labels[where].unsqueeze(1)
             scores = chunk.scores(bias)
             scores -= scores.amax(1, keepdim=True)
             picked = scores.gather(1, own).squeeze(1).double()
             shares = scores.exp_()
             norm = shares.sum(1, keepdim=True)
-            loss += float((norm.squeeze(1).double().log() - picked).sum())
+            loss += (norm.squeeze(1).double().log() - picked).sum()
             shares /= norm
             squares += torch.linalg.vector_norm(shares, dim=0).double().square()
             shares.scatter_add_(1, own, torch.full_like(own, -1, dtype=shares.dtype))
             sums += shares.sum(0).double()
             total += chunk.gradient(shares)
+        self.rows.world.sum(small), self.rows.world.sum(total)
         number = len(self.labels)
         spread = ((sums + self.counts - squares) / number).clamp(min=SMALLEST_CURVATURE).to(bias)
-        pull = ridge * self.relative_ridge * coordinates
+        pull = ridge * coordinates
         penalty = float((pull * coordinates).sum(dtype=torch.float64))
-        penalty += BIAS_RIDGE * float(bias.square().sum(dtype=torch.float64))
+        away = bias - self.prior.log()
+        penalty += self.bias_ridge * float(away.square().sum(dtype=torch.float64))
         gradient = torch.empty_like(vector)
         gradient[:, :-1] = self.system.gradient(total).div_(number).add_(pull)
-        gradient[:, -1] = (sums / number).to(bias) + BIAS_RIDGE * bias
-        return loss / number + penalty / 2, gradient, spread
+        gradient[:, -1] = (sums / number).to(bias) + self.bias_ridge * away
+        return float(loss) / number + penalty / 2, gradient, spread
 
-    def solve(self, head: Head, ridge: float, tolerance: float, most: int = 200) -> Head:
-        """The optimum for a ridge, from a head nearby.
+    def solve(self, head: Head, ridge: Tensor, tolerance: float, most: int = 200) -> Head:
+        """The optimum for the ridge (K, 1) of each class, from a head nearby.
 
-        It ends when the gradient, in units of its size at a head without an opinion, is below `tolerance`.
+        It ends when the gradient, in units of its size at a head without an opinion, is below `tolerance`;
+        `converged` is False after `most` steps without that.
         """
+        self.converged = True
         curvature = torch.cat([self.system.curvature, self.system.curvature.new_ones(1)])
         scale = torch.outer(head.spread, curvature)
-        scale[:, :-1] += ridge * self.relative_ridge
-        scale[:, -1] += BIAS_RIDGE
+        scale[:, :-1] += ridge
+        scale[:, -1] += self.bias_ridge
         scale.rsqrt_()
         point = torch.cat([head.coordinates, head.bias.unsqueeze(1)], 1)
         value, gradient, spread = self.value_and_gradient(point, ridge)
@@ -130,6 +134,8 @@ class RidgeProblem:
             if product > 0:
                 memory.append((step.mul_(length), change, product))
             point, value, gradient = moved, reached, slopes
+        else:
+            self.converged = False
         return Head(point[:, :-1], point[:, -1].contiguous(), spread)
 
     def _reference(self, scale: Tensor) -> float:
@@ -137,7 +143,7 @@ class RidgeProblem:
         if self._first_gradient is None:
             start = Head.start(self.prior, scale.shape[1] - 1)
             vector = torch.cat([start.coordinates, start.bias.unsqueeze(1)], 1)
-            self._first_gradient = self.value_and_gradient(vector, 0.0)[1]
+            self._first_gradient = self.value_and_gradient(vector, torch.zeros_like(scale[:, :1]))[1]
         return float((self._first_gradient * scale).norm())
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.distributed import SINGLE_PROCESS, World
+
 CHUNK_NUMBERS = 1 << 21  # features or scores in a chunk: 8 MB in float32
 SMALL = 1 << 22  # features; up to this number float64 is as fast
 
@@ -20,12 +22,16 @@ class Rows:
         features: a dense array of any float type, or a sparse matrix in CSR format.
         chosen: (M,) the rows to read, in rising order; all if omitted.
         columns: read these columns of scores beside the features: the chunks become smaller.
+        world: processes that share the rows where a method is called with `shared`; each can read all of them.
     """
 
-    def __init__(self, features: Any, chosen: np.ndarray | None = None, columns: int = 1) -> None:
+    def __init__(
+        self, features: Any, chosen: np.ndarray | None = None, columns: int = 1, world: World = SINGLE_PROCESS
+    ) -> None:
         self.features = features
         self.chosen = chosen
         self.columns = columns
+        self.world = world
         self.sparse = not isinstance(features, np.ndarray)
         self.dtype = torch.float64 if self.sparse or features.size <= SMALL else torch.float32
 
@@ -38,40 +44,41 @@ class Rows:
 
     def only(self, chosen: np.ndarray) -> Rows:
         """A subset of these rows."""
-        return Rows(self.features, chosen if self.chosen is None else self.chosen[chosen], self.columns)
+        return Rows(self.features, chosen if self.chosen is None else self.chosen[chosen], self.columns, self.world)
 
-    def slices(self) -> Iterator[slice]:
-        """The rows of each chunk."""
+    def slices(self, *, shared: bool = False) -> Iterator[slice]:
+        """The rows of each chunk, or of the chunks of this process."""
+        first, last = self.world.share(len(self)) if shared else (0, len(self))
         size = max(CHUNK_NUMBERS // max(self.columns, 1 if self.sparse else self.width), 16)
-        for start in range(0, len(self), size):
-            yield slice(start, min(start + size, len(self)))
+        for start in range(first, last, size):
+            yield slice(start, min(start + size, last))
 
-    def raw(self) -> Iterator[tuple[slice, Any]]:
+    def raw(self, *, shared: bool = False) -> Iterator[tuple[slice, Any]]:
         """Chunks (B, D) as they are stored."""
-        for where in self.slices():
+        for where in self.slices(shared=shared):
             yield where, self.features[where if self.chosen is None else self.chosen[where]]
 
-    def dense(self, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def dense(self, centre: Tensor, *, shared: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """Chunks (B, D) of a dense array minus a centre (D,)."""
-        for where, chunk in self.raw():
+        for where, chunk in self.raw(shared=shared):
             values = torch.from_numpy(np.array(chunk, dtype=np.float64 if self.dtype == torch.float64 else np.float32))
             yield where, values.sub_(centre.to(self.dtype))
 
     def scores(self, weight: Tensor, bias: Tensor, centre: Tensor) -> Tensor:
-        """Scores (N, K) of all rows by a head on centred features."""
-        out = torch.empty(len(self), len(bias), dtype=self.dtype)
-        for where, chunk in self.chunks(weight, centre):
+        """Scores (N, K) of all rows by a head on centred features; the processes share the work."""
+        out = torch.zeros(len(self), len(bias), dtype=self.dtype)
+        for where, chunk in self.chunks(weight, centre, shared=True):
             out[where] = chunk.scores(bias)
-        return out
+        return self.world.sum(out)
 
-    def chunks(self, weight: Tensor, centre: Tensor) -> Iterator[tuple[slice, Chunk]]:
+    def chunks(self, weight: Tensor, centre: Tensor, *, shared: bool = False) -> Iterator[tuple[slice, Chunk]]:
         """Chunks of rows beside a weight (K, D) on centred features."""
         if not self.sparse:
-            for where, values in self.dense(centre):
+            for where, values in self.dense(centre, shared=shared):
                 yield where, Chunk(values, weight)
             return
         shift = weight @ centre
-        for where, chunk in self.raw():
+        for where, chunk in self.raw(shared=shared):
             yield where, SparseChunk(chunk, weight, shift, centre)
 
 

@@ -17,6 +17,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from longtail.distributed import SINGLE_PROCESS, World
+
 SCALES = (0.02, 50.0)
 USUAL_SCALE, SPREAD = 1.5, 0.5  # log A ~ N(log 1.5, 0.5^2): samples that are all classified correctly ask for any A
 
@@ -53,8 +55,8 @@ class Evidence:
         number = torch.cumsum(kept, 0) - 1
         return Evidence(self.scores[:, kept], number[self.labels], self.counts[self.counts > 1])
 
-    def best_scale(self) -> tuple[float, float]:
-        """A, and the weighted loss that it gives."""
+    def best_scale(self, world: World = SINGLE_PROCESS) -> tuple[float, float]:
+        """A, and the weighted loss that it gives; the same in all processes."""
         evidence = self.several()
         weights, shift = evidence.weights(), 0.5 * evidence.log_prior
         one_sample = float(weights.square().sum())  # of the effective number
@@ -67,4 +69,6 @@ class Evidence:
 
         bounds = tuple(math.log(scale) for scale in SCALES)
         found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
-        return math.exp(found.x), float(found.fun)
+        values = torch.tensor([math.exp(found.x), float(found.fun)], dtype=torch.float64)
+        world.broadcast([values])  # rounding must not let processes decide differently
+        return float(values[0]), float(values[1])
