@@ -139,10 +139,16 @@ def test_the_head_is_probe_on_the_features(config_of, tmp_path, capsys):
     method = build_posthoc_for(run, "halo", {})
     assert (method.held_out, method.model_prior) == ("cross-fit", "uniform")
     assert main(["calibrate", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    assert "the features were never trained on these images" in capsys.readouterr().err
-    calibrated = json.loads((tmp_path / "run" / "halo" / "calibration.json").read_text())
-    assert "cross-fitted in" in calibrated["held_out_"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Probe was taken because the backbone was not trained on these images" in said
+    assert "warning" not in said
+    assert not json.loads((tmp_path / "run" / "probe" / "calibration.json").read_text())["fitted_on"]["seen"]
     assert "its head is Probe" in model_card(run)
+    shutil.rmtree(tmp_path / "run" / "probe")
+    assert main(["report", str(tmp_path / "run"), "--workers", "0"]) == 0
+    assert "fitting Probe for this report (the backbone was not trained on these images)" in " ".join(
+        capsys.readouterr().err.split()
+    )
     longtail.train(config, tmp_path / "run", resume=True, progress=False)  # finished already
 
 

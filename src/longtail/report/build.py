@@ -33,7 +33,7 @@ from longtail.report.figures import write_figures
 from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import Calibrated, Summary, scores, summarise, verdict
 from longtail.runs.folder import Run, build_posthoc_for
-from longtail.tasks.calibrate_run import calibrations_of
+from longtail.tasks.calibrate_run import calibrations_of, views_for
 from longtail.tasks.calibration import CalibrationFile, read_calibration
 from longtail.tasks.diagnose import read_diagnosis
 
@@ -60,10 +60,11 @@ def report_run(
     validation = run.outputs("validation") if "validation" in run.split_sizes else None
     calibrated = stored_calibrations(first, run, held_out, validation, root)
     if not calibrated:
-        name, why = default_posthoc(run.split_sizes.get("validation", 0))
+        name, why = default_posthoc(run.split_sizes.get("validation", 0), frozen=run.config.train == "head")
         command = command_on("calibrate", run.folder, root, "--method", name, "--images-per-class", "all")
         display.line(f"not calibrated yet: fitting {POSTHOC_METHODS[name].title} for this report ({why})")
-        method, train = build_posthoc_for(run, name, {}), run.outputs("train", views=1)
+        method = build_posthoc_for(run, name, {})
+        train = run.outputs("train", views=views_for(method, run, 1))
         calibrated = [fitted_here(name, method, train, held_out, validation, command)]
     diagnosis = read_diagnosis(run)
     shown = calibrated[0]

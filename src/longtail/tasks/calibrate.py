@@ -172,11 +172,13 @@ def calibrate(
         return _folded(session, detector, method), given
 
 
-def fit_method(method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World) -> None:
-    """Fit a method on outputs; warns if the model makes no mistakes on them."""
+def fit_method(
+    method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World, *, frozen: bool = False
+) -> None:
+    """Fit a method on outputs; warns if the model makes no mistakes on them, which a `frozen` backbone explains."""
     with torch.enable_grad():  # some methods train
         fit_outputs(method, train, validation, world)
-    if world.is_main:
+    if world.is_main and not (frozen and method.for_frozen):
         warn_if_no_errors(method, train)
 
 

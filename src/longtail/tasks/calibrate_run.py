@@ -86,7 +86,8 @@ def calibrate_run(
                 "(--images-per-class all for all of them)"
             )
         train = run.outputs("train", views=views, images_per_class=few.most if few else "all", seed=seed)
-    fit_method(method, train, validation, run.world)
+    frozen = run.config.train == "head"
+    fit_method(method, train, validation, run.world, frozen=frozen)
     scores: list[Comparison] = []
     if run.world.is_main:
         scores = [
@@ -96,9 +97,7 @@ def calibrate_run(
         assert fitted_on is not None
         with replacing_folder(folder, OWN_FILES, KIND) as temporary:
             identity = _write_network(temporary, run, method, name, described.title)
-            origin = FittedOn.of(
-                fitted_on, validation if method.needs_validation else None, frozen=run.config.train == "head"
-            )
+            origin = FittedOn.of(fitted_on, validation if method.needs_validation else None, frozen=frozen)
             write_calibration(temporary, method, described, name, origin, identity, run.class_names)
             write_scores(temporary, scores, identity)
     run.world.barrier()
