@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 
 from longtail import HALO, MARC, Outputs
 from longtail.errors import UserError
-from longtail.posthoc import CRT, LogitAdjustment, VectorScaling
+from longtail.posthoc import CRT, LogitAdjustment, MatrixScaling, VectorScaling
 from longtail.posthoc.gate import FitWarning, _Sample, check_fit_inputs
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.result_check import check_fit_result
@@ -178,6 +178,14 @@ def test_few_held_out_samples_pass():
     with warnings.catch_warnings():
         warnings.simplefilter("error", FitWarning)
         HALO().fit(logits, y, validation=(held, labels))
+
+
+def test_more_numbers_than_samples_are_warned_of():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(20), 10)
+    logits = 4 * np.eye(20)[labels] + rng.normal(size=(200, 20))
+    with pytest.warns(FitWarning, match="MatrixScaling fits 420 numbers on 200 samples, so it learns them by heart"):
+        MatrixScaling().fit(logits, labels)
 
 
 def test_a_fit_that_lowers_the_balanced_accuracy_is_warned_of():

@@ -3,6 +3,7 @@
 | warned of (`FitWarning`; nothing is refused) | samples |
 |---|---|
 | negative scales: the order of a class's logits is reversed | - |
+| more numbers were fitted on held-out samples than there are of these (matrix scaling of many classes) | - |
 | the AUC of pairs of classes falls by more than 0.01 | held-out; of the fit, if scales differ or it learns from them |
 | the accuracy at the target prior falls (balanced accuracy, if that is uniform) | held-out; of the fit, if it learns |
 | nearly all predictions become one rare class | the same |
@@ -49,6 +50,12 @@ def check_fit_result(method: PostHoc, data: FitData, validation: FitData | None 
     scales = np.asarray(getattr(method, "scale_", ()))
     if (scales < 0).any():
         warn(f"{_name(method)} reverses the order of the logits of {(scales < 0).sum()} classes (negative scales)")
+    numbers, samples = getattr(method, "n_parameters_", 0), len(data.labels)
+    if method.fitted_on_unseen and numbers > samples:
+        warn(
+            f"{_name(method)} fits {numbers:,} numbers on {samples:,} samples, so it learns them by heart and new "
+            "samples become worse; take a method with fewer numbers, such as temperature or HALO"
+        )
     learns = method.learns_from_seen and (method.fitted_on_unseen or not method.needs_validation)
     if learns or np.unique(scales).size > 1:
         _judge(method, data, "samples it was fitted on", only_order=not learns)
