@@ -151,18 +151,19 @@ def score_predictions(predictions: Predictions, labels: np.ndarray, class_counts
 
 
 def ranking_scores(scores: np.ndarray, positive: np.ndarray) -> tuple[float | None, float | None]:
-    """ROC AUC and average precision of scores (N,); None if all samples, or none, are positive (N,).
+    """ROC AUC and average precision of scores (N,); None without positive (N,) samples, and an AUC without others.
 
     >>> ranking_scores(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
     (0.75, 0.8333333333333333)
     """
-    if positive.all() or not positive.any():
+    if not positive.any():
         return None, None
     values, place, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     hits = np.bincount(place, positive, minlength=len(values))
     below = np.cumsum(sizes - hits) - (sizes - hits) / 2  # negatives below each value, half of the equal ones
     precision = np.cumsum(hits[::-1]) / np.cumsum(sizes[::-1])
-    return float(hits @ below / (positive.sum() * (~positive).sum())), float(hits[::-1] @ precision / positive.sum())
+    auc = None if positive.all() else float(hits @ below / (positive.sum() * (~positive).sum()))
+    return auc, float(hits[::-1] @ precision / positive.sum())
 
 
 def average_precision(scores: ArrayLike, labels: ArrayLike) -> np.ndarray:
@@ -174,18 +175,15 @@ def average_precision(scores: ArrayLike, labels: ArrayLike) -> np.ndarray:
     >>> average_precision([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]], [[1, 1], [0, 0], [1, 0]]).round(2).tolist()
     [0.83, 0.33]
     """
-    from sklearn.metrics import average_precision_score  # slow to import
-
     values, truth = as_array(scores), as_label_matrix(labels).numpy()
     if values.shape != truth.shape:
         raise UserError(f"scores have shape {values.shape}, but labels {truth.shape}")
     if not np.isfinite(values).all():
         raise UserError(f"scores of row {int(np.argmin(np.isfinite(values).all(1)))} are not finite")
-    present = truth.any(0)
-    result = np.full(truth.shape[1], np.nan)
-    if present.any():
-        result[present] = average_precision_score(truth[:, present], values[:, present], average=None)
-    return result
+    found = [
+        ranking_scores(column, positive)[1] for column, positive in zip(values.T, truth.T.astype(bool), strict=True)
+    ]
+    return np.array([np.nan if one is None else one for one in found])
 
 
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:

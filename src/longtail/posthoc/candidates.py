@@ -10,7 +10,6 @@ about decisions: overconfidence is what a temperature corrects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc, unfitted
 from longtail.posthoc.crt import CRT
+from longtail.posthoc.deployment import transformed
 from longtail.posthoc.halo import HALO
 from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, best_scale, log_likelihood, require_unseen
 from longtail.posthoc.inputs import FitData
@@ -162,7 +162,7 @@ def unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, fol
     # Cross-validated outputs are both: what is fitted on them is fitted in folds, too.
     learns = method.learns_from_seen and (train is None or train is held_out)
     if not (learns or method.needs_validation):
-        return torch.cat(list(_transformed(method, held_out)))
+        return torch.cat(list(transformed(method, held_out)))
     scores = torch.empty(held_out.rows.shape)
     for fold in np.unique(folds):
         left_out, kept = np.flatnonzero(folds == fold), held_out.subset(np.flatnonzero(folds != fold))
@@ -171,14 +171,8 @@ def unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, fol
             fitted = unfitted(method).fit_checked(kept, None if train is None else kept, judge=False)
         elif (kept.seen_counts > 0).sum() > 1:
             fitted = method.refitted(train, kept)
-        scores[torch.from_numpy(left_out)] = torch.cat(list(_transformed(fitted, held_out.subset(left_out))))
+        scores[torch.from_numpy(left_out)] = torch.cat(list(transformed(fitted, held_out.subset(left_out))))
     return scores
-
-
-def _transformed(method: PostHoc, data: FitData) -> Iterator[Tensor]:
-    for rows, logits in data.rows.chunks():
-        features = None if data.features is None else torch.as_tensor(np.array(data.features[rows])).float()
-        yield method.transform(logits, features)
 
 
 def _likelihood(

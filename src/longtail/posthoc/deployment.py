@@ -127,7 +127,7 @@ def unseen_logits(method: PostHoc, data: FitData, held_out: FitData) -> np.ndarr
     A setting that was chosen on all of them is not chosen again.
     """
     if not method.needs_validation or method.chooses_a_setting:
-        return np.concatenate(list(_transformed(method, held_out)))
+        return torch.cat(list(transformed(method, held_out))).numpy()
     labels, logits = held_out.labels.numpy(), np.empty(held_out.rows.shape, np.float32)
     order = np.lexsort((np.random.default_rng(0).permutation(len(labels)), labels))
     for first in range(FOLDS):  # every class is spread over the folds
@@ -135,11 +135,12 @@ def unseen_logits(method: PostHoc, data: FitData, held_out: FitData) -> np.ndarr
         kept = np.setdiff1d(order, left_out)
         fitted = method.refitted(data, held_out.subset(kept)) if len(np.unique(labels[kept])) > 1 else method
         if len(left_out):
-            logits[left_out] = np.concatenate(list(_transformed(fitted, held_out.subset(left_out))))
+            logits[left_out] = torch.cat(list(transformed(fitted, held_out.subset(left_out)))).numpy()
     return logits
 
 
-def _transformed(method: PostHoc, data: FitData) -> Iterator[np.ndarray]:
+def transformed(method: PostHoc, data: FitData) -> Iterator[Tensor]:
+    """Calibrated logits of chunks of samples."""
     for rows, logits in data.rows.chunks():
         features = None if data.features is None else torch.as_tensor(np.array(data.features[rows])).float()
-        yield method.transform(logits, features).numpy()
+        yield method.transform(logits, features)
