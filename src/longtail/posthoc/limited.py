@@ -26,6 +26,7 @@ from longtail.posthoc.base import PostHoc
 from longtail.posthoc.candidates import FOLDS, stratified, unseen_scores
 from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, require_unseen
 from longtail.posthoc.inputs import FitData
+from longtail.posthoc.tempered import Wrapper
 
 STRENGTHS = tuple(round(0.05 * step, 2) for step in range(21))
 
@@ -48,7 +49,7 @@ class OperatingPoint:
     """Whether no class that is to be kept falls by more than its interval."""
 
 
-class Limited(PostHoc):
+class Limited(Wrapper):
     """A post-hoc method at the strength that limits its price.
 
     Args:
@@ -103,27 +104,8 @@ class Limited(PostHoc):
         self.method.check_settings()
 
     @property
-    def wrapped(self) -> PostHoc | None:  # type: ignore[override]
-        return self.method
-
-    @property
     def needs_validation(self) -> bool:
         return self.method.needs_validation or self.chooses_a_setting
-
-    @property
-    def learns_from_seen(self) -> bool:  # type: ignore[override]
-        return self.method.learns_from_seen
-
-    @property
-    def needs_features(self) -> bool:  # type: ignore[override]
-        return self.method.needs_features
-
-    @property
-    def needs_every_class(self) -> bool:  # type: ignore[override]
-        return self.method.needs_every_class
-
-    def enough_images(self, num_classes: int) -> int | None:
-        return self.method.enough_images(num_classes)
 
     @property
     def chosen_(self) -> dict[str, float]:
@@ -204,7 +186,3 @@ class Limited(PostHoc):
         folded, offset = self.method.fold(weight, bias)
         own = torch.zeros_like(offset) if bias is None else bias
         return interpolated(weight, folded, self.strength_), interpolated(own, offset, self.strength_)
-
-    @property
-    def n_parameters_(self) -> int:
-        return self.method.n_parameters_ + 1

@@ -22,7 +22,36 @@ from longtail.posthoc.inputs import FitData
 from longtail.posthoc.priors import shifted, shifted_head
 
 
-class Tempered(PostHoc):
+class Wrapper(PostHoc):
+    """A step after another post-hoc method, with one number of its own that is chosen on held-out samples."""
+
+    method: PostHoc
+
+    @property
+    def wrapped(self) -> PostHoc | None:  # type: ignore[override]
+        return self.method
+
+    @property
+    def learns_from_seen(self) -> bool:  # type: ignore[override]
+        return self.method.learns_from_seen
+
+    @property
+    def needs_features(self) -> bool:  # type: ignore[override]
+        return self.method.needs_features
+
+    @property
+    def needs_every_class(self) -> bool:  # type: ignore[override]
+        return self.method.needs_every_class
+
+    def enough_images(self, num_classes: int) -> int | None:
+        return self.method.enough_images(num_classes)
+
+    @property
+    def n_parameters_(self) -> int:
+        return self.method.n_parameters_ + 1
+
+
+class Tempered(Wrapper):
     """A post-hoc method, then a temperature fitted on held-out samples.
 
     Args:
@@ -50,25 +79,6 @@ class Tempered(PostHoc):
         if not isinstance(self.method, PostHoc) or self.method.adds or self.method.fitted_on_unseen:
             raise UserError("a temperature follows a method that changes decisions, such as MARC or HALO")
         self.method.check_settings()
-
-    @property
-    def wrapped(self) -> PostHoc | None:  # type: ignore[override]
-        return self.method
-
-    @property
-    def learns_from_seen(self) -> bool:  # type: ignore[override]
-        return self.method.learns_from_seen
-
-    @property
-    def needs_features(self) -> bool:  # type: ignore[override]
-        return self.method.needs_features
-
-    @property
-    def needs_every_class(self) -> bool:  # type: ignore[override]
-        return self.method.needs_every_class
-
-    def enough_images(self, num_classes: int) -> int | None:
-        return self.method.enough_images(num_classes)  # the temperature is fitted on held-out images
 
     @property
     def chosen_(self) -> dict[str, float]:
@@ -133,7 +143,3 @@ class Tempered(PostHoc):
         folded, offset = self.method.fold(weight, bias)
         target = self._target(offset)
         return shifted_head(folded / self.temperature_, (offset - target) / self.temperature_ + target, self._ruled_out)
-
-    @property
-    def n_parameters_(self) -> int:
-        return self.method.n_parameters_ + 1
