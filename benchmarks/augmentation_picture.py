@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import longtail
-from longtail.data.augment import AUGMENTATION_NAMES, RESIZED_CROP, training_transform
+from longtail.data.augment import AUGMENTATION_NAMES, RESIZED_CROP, build_transform
 
 SHOWN = 8
 OUT = Path(__file__).resolve().parent.parent / "docs" / "results" / "augmentation.png"
@@ -24,7 +24,7 @@ def augmented(pixels: torch.Tensor, name: str) -> torch.Tensor:
     """Eight images (8, 3, 32, 32) after one augmentation, by the library's own transform."""
     if name == "as they are":
         return pixels
-    transform = training_transform((name,), (0.0,) * 3, (1.0,) * 3, image_size=32, seed=3)
+    transform = build_transform((name,), (0.0,) * 3, (1.0,) * 3, image_size=32, seed=3)
     numbers = transform.numbers(np.arange(len(pixels)))
     decode = transform.decode
     assert decode is not None

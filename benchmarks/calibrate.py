@@ -38,15 +38,14 @@ from torch import Tensor, nn
 from longtail import MARC, Outputs
 from longtail.backbones.inference import BATCH
 from longtail.data.imbalance import subsample_per_class
-from longtail.data.loading import in_order, load
-from longtail.data.samplers import Sampler
+from longtail.data.loading import Sampler, in_order, load
 from longtail.files.progress import Display
-from longtail.heads.layers import head_of
+from longtail.heads.fold import head_of
 from longtail.metrics.scores import evaluate
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.marc import class_weights
 from longtail.runs.folder import Run
-from longtail.runs.outputs import write_outputs
+from longtail.runs.network import write_outputs
 
 
 class Turns(Display):
@@ -74,7 +73,7 @@ class Turns(Display):
 def cifar(run_folder: Path, rounds: int, stage_two_steps: int) -> list[dict[str, object]]:
     """Calibration of a trained ResNet-32 beside a forward pass and beside the paper's stage two."""
     run = Run.open(run_folder).using(root=str(cifar_root()))
-    splits = run.splits()
+    splits = run.splits
     augmenting, clean = run.transforms()
     model = run.model()
     images = [batch.images for batch in load(splits.train, clean, in_order(len(splits.train), BATCH))]

@@ -22,15 +22,14 @@ from longtail import MARC, RECIPES, Run, evaluate
 from longtail.config import TrainConfig, describe
 from longtail.files.atomic import write_text
 from longtail.files.progress import Display
-from longtail.files.provenance import provenance
+from longtail.files.records import provenance
 from longtail.metrics import margins
 from longtail.metrics.intervals import over_seeds, paired_difference, show_difference
 from longtail.metrics.table import SCORES
 from longtail.paper.items import CIFAR, ITEMS, NUMBERS
 from longtail.paper.reproduce import reproduce
 from longtail.paper.work import Work, released_config, released_networks
-from longtail.tasks.rows import Row
-from longtail.tasks.tables import markdown_table, show_interval
+from longtail.tasks.tables import Row, markdown_table, show_interval
 
 TABLE = "table-boundary"
 SHOWN = ("many", "medium", "few", "balanced", "top1", "nll", "ece")

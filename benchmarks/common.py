@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from longtail.files.provenance import provenance
+from longtail.files.records import provenance
 from longtail.metrics.intervals import FEWEST_SEEDS
 
 HERE = Path(__file__).resolve().parent

@@ -24,11 +24,11 @@ from longtail import HALO, MARC, Outputs
 from longtail.data.imbalance import profile_indices
 from longtail.errors import UserError
 from longtail.metrics.scores import shot_groups
-from longtail.posthoc.conformal import SetScores
-from longtail.posthoc.deployment import unseen_logits
+from longtail.posthoc.deployment import SetScores
+from longtail.posthoc.held_out import FOLDS, out_of_fold_logits, stratified_folds
 from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.prior_estimate import PriorCheck, PriorEstimate, PriorEstimator, check_prior
-from longtail.runs.released import PREFIX, released_names
+from longtail.runs.record import RELEASED, released_names
 
 PROFILES = [("forward", factor) for factor in (50, 25, 10, 5, 2)] + [
     ("backward", factor) for factor in (2, 5, 10, 25, 50)
@@ -63,7 +63,9 @@ class Scored:
 def scored(seen: Outputs, held: Outputs, test: Outputs) -> dict[str, Scored]:
     uniform, log_prior = np.zeros(len(seen.class_counts)), np.log(seen.class_counts / seen.class_counts.sum())
     halo, marc = HALO().fit(seen, validation=held), MARC().fit(seen)
-    out_of_fold = unseen_logits(halo, from_outputs(seen), from_outputs(held, need_every_class=False))
+    folds = stratified_folds(held.labels, FOLDS, seed=0)
+    data, held_out = from_outputs(seen), from_outputs(held, need_every_class=False)
+    out_of_fold = out_of_fold_logits(halo, data, held_out, folds).numpy()
     own = [np.asarray(part.rows().read(slice(None)), dtype=np.float64) for part in (held, test)]
     return {
         "HALO": Scored(out_of_fold.astype(np.float64), np.asarray(halo.transform(test), np.float64), uniform),
@@ -75,7 +77,7 @@ def scored(seen: Outputs, held: Outputs, test: Outputs) -> dict[str, Scored]:
 def cases(root: str | None) -> Iterator[tuple[str, Outputs, Outputs, Outputs]]:
     """Released networks with a validation split, by data set and length of training."""
     for name in released_names():
-        case = next(halo_cases.runs([Path(PREFIX + name)], root))
+        case = next(halo_cases.runs([Path(RELEASED + name)], root))
         print(name, file=sys.stderr, flush=True)
         seen, held, test = case
         assert held is not None
@@ -156,7 +158,7 @@ def set_case(seen: Outputs, held: Outputs, test: Outputs) -> dict[tuple[str, flo
     own["logit adjustment"] = own["Softmax"]
     for name, promises in SETS.items():
         unseen, probabilities = own[name].at_equal_classes()
-        scores = SetScores.of(unseen, held.labels)
+        scores = SetScores.of(unseen, held.labels, calibrated=name == "HALO")
         assert scores is not None
         for promise in promises:
             found[name, promise] = measured(scores.sets(probabilities, promise), test)

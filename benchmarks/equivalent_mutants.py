@@ -126,7 +126,7 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "False",
     ): "there is one average for each row of weights",
     (
-        "training/streams.py",
+        "training/setup.py",
         "for transform, sampler in zip(self.transforms, self.samplers, strict=True)",
         "True",
         "False",

@@ -116,13 +116,12 @@ Reader = Callable[[Path], Any]
 def readers_of(work: Path) -> list[tuple[Reader, tuple[str, ...]]]:
     """Every reader with the files it starts from."""
     from longtail.backbones.weights import read_weights
-    from longtail.config import from_dict, read_toml
-    from longtail.data.cifar import load_plain_pickle
-    from longtail.data.csv_files import paths_of_csv, read_csv
+    from longtail.config import DataConfig, from_dict, read_toml
+    from longtail.data.cifar import scan_pickle
     from longtail.data.images import FileImages
-    from longtail.data.list_files import find_images, read_list
+    from longtail.data.listings import find_images, paths_in_csv, read_csv, read_list
     from longtail.data.parquet import read_parquet
-    from longtail.exports.formats import read_head
+    from longtail.exports import read_head
     from longtail.files.tensors import read_tensors
     from longtail.outputs.readers import read_outputs
     from longtail.posthoc.priors import log_target
@@ -159,23 +158,23 @@ def readers_of(work: Path) -> list[tuple[Reader, tuple[str, ...]]]:
         read_head(folder)
 
     def parquet(path: Path) -> None:
-        read_parquet([path]).class_counts.sum()
+        read_parquet([path], work, DataConfig()).images.class_counts.sum()
 
     readers: list[tuple[Reader, tuple[str, ...]]] = [
         (outputs, ("logits.npz", "logits.csv", "outputs.safetensors")),
         (array, ("logits.npy",)),
         (read_tensors, ("weights.safetensors", "outputs.safetensors")),
         (read_weights, ("weights.pth", "weights.safetensors")),
-        (lambda path: read_list(path, work), ("list.txt",)),
-        (lambda path: read_csv(path, work), ("images.csv",)),
+        (lambda path: read_list(path, work, DataConfig()), ("list.txt",)),
+        (lambda path: read_csv(path, work, DataConfig()), ("images.csv",)),
         (lambda path: find_images([path], ("a",)), ("list.txt", "images.csv")),
-        (paths_of_csv, ("images.csv",)),
+        (paths_in_csv, ("images.csv",)),
         (prior, ("prior.csv",)),
         (lambda path: from_dict(read_toml(path)), ("settings.toml",)),
         (record, ("run.json",)),
         (calibration, ("calibration.json",)),
         (read_journal, ("metrics.jsonl",)),
-        (load_plain_pickle, ("cifar", "cifar4")),
+        (lambda path: scan_pickle(path, ("data", "labels")), ("cifar", "cifar4")),
         (picture, tuple(f"picture.{kind}" for kind in ("png", "jpeg", "gif", "bmp", "webp", "tiff", "ppm"))),
     ]
     try:

@@ -17,7 +17,7 @@ os.environ["SOURCE_DATE_EPOCH"] = "0"  # the date in a PDF figure
 
 from common import RESULTS
 
-from longtail.files.provenance import provenance
+from longtail.files.records import provenance
 
 Words = tuple[str, ...]
 PHOTOS = ("--data", "folder", "--root", "{}/../photos", "--backbone", "digits", "--image-size", "8", "--batch-size")

@@ -22,14 +22,14 @@ from longtail import MARC
 from longtail.backbones.inference import BATCH
 from longtail.data.loading import in_order, load
 from longtail.runs.folder import Run
-from longtail.runs.released import copy_released, find_released
+from longtail.runs.record import copy_released, find_released
 from longtail.tasks.calibrate_run import calibrate_run
 
 
 def measure(name: str, root: str, rounds: int, folder: Path) -> list[dict[str, object]]:
     copy_released(find_released(f"released:{name}"), folder)
     run = Run.open(folder).using(root=root)
-    splits = run.splits()
+    splits = run.splits
     model = run.model().eval()
     _, clean = run.transforms()
     images = [batch.images for batch in load(splits.train, clean, in_order(len(splits.train), BATCH))]

@@ -18,7 +18,7 @@ from longtail import RECIPES, Outputs, train
 from longtail.config import DataConfig
 from longtail.data import open_splits
 from longtail.runs.folder import Run
-from longtail.runs.released import is_released, working_copy
+from longtail.runs.record import RELEASED, copy_released, find_released
 
 Case = tuple[Outputs, Outputs | None, Outputs]  # fitted on, held out, scored on
 KEPT = Path(os.environ.get("LONGTAIL_FEATURES", HERE / ".data"))
@@ -184,6 +184,6 @@ def digits(seeds: int) -> Iterator[Case]:
 def runs(folders: list[Path], root: str | None = None) -> Iterator[Case]:
     """Trained runs with a validation split; outputs that they lack are computed and kept in them (or in a copy)."""
     for folder in folders:
-        run = Run.open(working_copy(str(folder)) if is_released(folder) else folder)
+        run = Run.open(copy_released(find_released(folder)) if str(folder).startswith(RELEASED) else folder)
         run = run.using(root=root)
         yield run.outputs("train", views=1), run.outputs("validation"), run.outputs("test")

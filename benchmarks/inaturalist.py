@@ -23,7 +23,7 @@ from common import peak_memory_mb, processor_seconds, restart_peak_memory, share
 
 from longtail import MARC, Outputs
 from longtail.files.tensors import create
-from longtail.outputs.record import header
+from longtail.outputs.record import Header
 
 WIDTH = 256
 ROWS = 4096
@@ -59,7 +59,7 @@ def write_features(folder: Path, share: float) -> tuple[Path, Path]:
         shapes = {name: (value.shape, value.dtype) for name, value in small.items()}
         shapes["features"] = ((len(labels), WIDTH), np.dtype(np.float32))
         path = folder / f"{split}.safetensors"
-        with create(path, shapes, header(split, 0, None, None, ())) as arrays:
+        with create(path, shapes, Header(split).to_dict()) as arrays:
             for name, value in small.items():
                 arrays[name][...] = value
             for rows, features in pieces(labels, means, seed):

@@ -13,7 +13,7 @@ from common import HERE, RESULTS, rows_of
 
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.intervals import FEWEST_SEEDS
-from longtail.tasks.rows import FAMILIES
+from longtail.tasks.tables import FAMILIES
 
 # What a column is called → its folders below docs/results; the first that has a method counts.
 SETS = {

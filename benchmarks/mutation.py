@@ -44,14 +44,14 @@ from mutants import Mutant, mutants_of
 from mutation_tests import LONGEST, ROOT, SOURCE, forks, import_libraries, in_this_process, measure, run, with_tests
 
 BUDGET = 8.0  # seconds of processor time for the tests of one mutant
-TRAINING_TESTS = ("defaults", "method_steps", "parts", "plan", "precision", "trackers")
+TRAINING_TESTS = ("defaults", "steps", "trackers")
 # Room → its files, and the tests that a mutant of it meets.
 ROOMS = {
     "losses": ("losses/*.py", ["tests/losses", "src/longtail/losses"]),
     "metrics": ("metrics/*.py", ["tests/metrics", "tests/tasks/test_tables.py", "src/longtail/metrics"]),
     "posthoc": ("posthoc/**/*.py", ["tests/posthoc", "src/longtail/posthoc"]),
     "tables": ("tasks/table*.py", ["tests/tasks/test_tables.py"]),
-    # Not those that train whole runs, test_loop.py and test_faults.py: they take minutes.
+    # Not those that train whole runs, test_run.py and test_faults.py: they take minutes.
     "training": ("training/*.py", [f"tests/training/test_{name}.py" for name in TRAINING_TESTS]),
 }
 # Tests that compare every default of a room.
@@ -234,7 +234,7 @@ def _write(drawn: list[tuple[str, Mutant]], alive: dict[Mutant, bool], possible:
         f"{len(drawn)} of {sum(possible.values()):,} possible mutants, drawn by seed {seed}: one changed operator, "
         f"comparison, constant or condition each.{missing} A mutant meets the tests of its room that call the changed "
         f"function, up to {BUDGET:g} s of processor time. Tests that take more than {LONGEST:g} s by themselves, those "
-        "on CIFAR, those that train whole runs (tests/training/test_loop.py, test_faults.py), and processes that a "
+        "on CIFAR, those that train whole runs (tests/training/test_run.py, test_faults.py), and processes that a "
         "test starts do not see a mutant: the whole suite may kill more.\n\n"
         "## Survivors\n\n" + ("\n".join(listed) or "none") + "\n\n"
         "## Survivors that compute the same as the source\n\n" + ("\n".join(same) or "none") + "\n\n## Score",

@@ -1,124 +1,64 @@
 """Probe beside the heads that people fit on frozen features, on the same features.
 
-Parts, all of them rows of docs/results/probe.md:
+    python benchmarks/probe.py digits languages regions packages docstrings frozen     measure what is not kept yet
+    python benchmarks/probe.py packages --draws 2 --again Probe                         one method anew
+    python benchmarks/probe.py cost imagenet-lt imagenet-lt-mapped                 seconds and memory
+    python benchmarks/probe.py page                                                     write docs/results/probe.md
 
-    digits    long-tailed digits (scikit-learn), pixels as features; every draw has other training and test images
-    text      names of countries and languages (Babel), 100+ languages to tell apart: TF-IDF of letters, 256 components
-    regions   names of regions (pycountry), of which country they are: a natural tail; TF-IDF of letters, 128 components
-    frozen    CIFAR-100-LT 100 at 96 px through a pretrained EfficientNet-Lite0 (see halo.py for what it needs)
-    coverage  long-tailed digits again: does the interval of the estimate hold the accuracy on test images?
-    page      nothing is measured: writes the page from what is kept
-    cost      drawn features of 20,000 samples, 1,280 features, 200 classes: seconds beside logistic regression
-
-    python benchmarks/probe.py digits text regions frozen coverage
-
-Rows of a part are kept in LONGTAIL_FEATURES (default: benchmarks/.data) and put on the page by the next run.
+The features are described in probe_cases.py. What was measured is kept in LONGTAIL_FEATURES (default:
+benchmarks/.data), each score with its commit, and the page is written from it.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import sys
+import tempfile
 import time
-from collections import Counter
+import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import write_results
-from halo_cases import KEPT, frozen_features, linear_head
+from common import peak_memory_mb, restart_peak_memory, write_results
+from halo_cases import KEPT
+from probe_cases import CASES, Draw, drawn, imagenet_lt, long_tail
 from scipy.special import log_softmax
-from sklearn.datasets import load_digits
-from sklearn.decomposition import TruncatedSVD
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 
 from longtail import HALO, MARC, Outputs, Probe
+from longtail.files.records import provenance
 from longtail.metrics.intervals import Interval, over_seeds, paired_difference
 from longtail.posthoc import CRT, LWS
 
-Draw = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training features and labels, test features and labels
-STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 BINS = 15
-
-
-def cut(labels: np.ndarray, most: int, fewest: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of a long tail: from `most` samples of a random class to `fewest` of another."""
-    classes = rng.permutation(labels.max() + 1)
-    sizes = np.geomspace(most, fewest, len(classes)).round().astype(int)
-    chosen = [rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(classes, sizes, strict=True)]
-    return np.sort(np.concatenate(chosen))
-
-
-def digits(draws: int) -> Iterator[Draw]:
-    images, labels = load_digits(return_X_y=True)
-    for seed in range(draws):
-        rows = cut(labels, 120, 3, np.random.default_rng(seed))
-        test = np.setdiff1d(np.arange(len(labels)), rows)
-        yield images[rows] / 16, labels[rows], images[test] / 16, labels[test]
-
-
-def names() -> tuple[list[str], np.ndarray]:
-    """Names of countries and languages, each in one language only, and the number of that language."""
-    from babel import Locale, localedata
-
-    pairs = []
-    for code in sorted(code for code in localedata.locale_identifiers() if "_" not in code):
-        locale = Locale(code)
-        words = {word for word in (*locale.territories.values(), *locale.languages.values()) if word and len(word) > 2}
-        pairs += [(word, code) for word in sorted(words)]
-    times = Counter(word for word, _ in pairs)
-    single = [(word, code) for word, code in pairs if times[word] == 1]
-    sizes = Counter(code for _, code in single)
-    kept = [(word, code) for word, code in single if sizes[code] >= 200]
-    return [word for word, _ in kept], np.unique([code for _, code in kept], return_inverse=True)[1]
-
-
-def text(draws: int) -> Iterator[Draw]:
-    words, labels = names()
-    for seed in range(draws):
-        rng = np.random.default_rng(seed)
-        rows = cut(labels, 150, 2, rng)
-        rest = rng.permutation(np.setdiff1d(np.arange(len(labels)), rows))
-        test = np.concatenate([rest[labels[rest] == c][:50] for c in range(labels.max() + 1)])
-        yield letters_of(words, labels, rows, test, 256)
-
-
-def letters_of(words: list[str], labels: np.ndarray, rows: np.ndarray, test: np.ndarray, width: int) -> Draw:
-    """TF-IDF of letters, fitted on the training words, in so many components."""
-    letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 3), min_df=2, sublinear_tf=True)
-    components = TruncatedSVD(width, random_state=0)
-    train = components.fit_transform(letters.fit_transform([words[row] for row in rows]))
-    return train, labels[rows], components.transform(letters.transform([words[row] for row in test])), labels[test]
-
-
-def regions(draws: int) -> Iterator[Draw]:
-    """A third of the regions of every country with four of them is held out."""
-    import pycountry
-
-    sizes = Counter(region.country_code for region in pycountry.subdivisions)
-    kept = [(region.name, region.country_code) for region in pycountry.subdivisions if sizes[region.country_code] > 3]
-    labels = np.unique([code for _, code in kept], return_inverse=True)[1]
-    for seed in range(draws):
-        order = np.random.default_rng(seed).permutation(len(labels))
-        own = [order[labels[order] == c] for c in range(labels.max() + 1)]
-        test = np.concatenate([rows[: len(rows) // 3] for rows in own])
-        rows = np.concatenate([rows[len(rows) // 3 :] for rows in own])
-        yield letters_of([name for name, _ in kept], labels, rows, test, 128)
-
-
-def frozen(draws: int) -> Iterator[Draw]:
-    test, test_labels = frozen_features("test", 0)
-    for seed in range(draws):
-        yield *frozen_features("train", seed), test, test_labels
+SIMULATED = 20
+TEXT = ("languages", "regions", "packages", "docstrings")
+METHODS = (
+    "Probe",
+    "Logistic regression",
+    "Logistic regression + logit adjustment",
+    "Logistic regression, balanced",
+    "LDA, shrunk",
+    "10 nearest neighbours",
+    "cRT",
+    "HALO, cross-fitted",
+    "MARC",
+    "LWS",
+)
+Logits = tuple[np.ndarray, np.ndarray]  # for equal classes and for the training prior; the same without a target prior
 
 
 def logistic(features: np.ndarray, labels: np.ndarray, **settings: Any) -> LogisticRegression:
-    """Logistic regression whose C is the best of five on a held-out fifth."""
+    """Logistic regression whose C has the greatest likelihood on a held-out fifth."""
     several = np.bincount(labels)[labels] > 4
     fitted, held = train_test_split(np.flatnonzero(several), test_size=0.2, stratify=labels[several], random_state=0)
     fitted = np.concatenate([fitted, np.flatnonzero(~several)])
@@ -133,203 +73,259 @@ def logistic(features: np.ndarray, labels: np.ndarray, **settings: Any) -> Logis
     return LogisticRegression(C=best, max_iter=300, tol=1e-3, **settings).fit(features, labels)
 
 
-def fits(draw: Draw, seed: int, large: bool) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-    """Name of each method, and what fits it and gives logits (N, K) of the test samples.
-
-    Of large data, methods that need a head get one of 500 steps of Adam, and logistic regression is left out.
-    """
-    features, labels, test, _ = draw
+def fits(draw: Draw, kept: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Logits]]]:
+    """Name of each method, and what fits it and gives logits (N, K) of the test samples; `kept` holds its models."""
+    features, labels, test, truth = draw
     centre, size = features.mean(0), features.std()
     near, near_test = ((part - centre) / size for part in (features, test))
     counts = np.bincount(labels)
-    prior = np.log(counts / counts.sum())
-    kept: dict[str, Any] = {}
+    prior, equal = np.log(counts / counts.sum()), np.full(len(counts), 1 / len(counts))
 
-    def probe() -> np.ndarray:
+    def probe() -> Logits:
         kept["probe"] = Probe().fit(features, labels)
-        return kept["probe"].decision_function(test)
+        balanced, natural = (kept["probe"].with_target_prior(q).decision_function(test) for q in ("uniform", "train"))
+        return balanced, natural
 
-    def plain() -> np.ndarray:
-        kept["plain"] = logistic(near, labels)
-        return kept["plain"].decision_function(near_test)
+    def plain() -> LogisticRegression:
+        if "plain" not in kept:
+            kept["plain"] = logistic(near, labels)
+        return kept["plain"]
 
     def outputs(part: np.ndarray, own: np.ndarray, split: str) -> Outputs:
-        found = linear_head(500, seed) if large else [getattr(kept["plain"], name) for name in ("coef_", "intercept_")]
-        head = {
-            name: values.astype(np.float32) for name, values in zip(("head_weight", "head_bias"), found, strict=True)
-        }
-        inputs = part.astype(np.float32)
+        model, inputs = plain(), part.astype(np.float32)
+        head = {"head_weight": model.coef_.astype(np.float32), "head_bias": model.intercept_.astype(np.float32)}
         logits = inputs @ head["head_weight"].T + head["head_bias"]
         return Outputs(own, counts, logits=logits, features=inputs, split=split, **head)
 
-    def after(method: Any) -> Callable[[], np.ndarray]:
-        def fit() -> np.ndarray:
+    def after(method: Any) -> Callable[[], Logits]:
+        def fit() -> Logits:
             method.fit(outputs(near, labels, "train"))
-            return np.asarray(method.transform(outputs(near_test, draw[3], "test")))
+            new = outputs(near_test, truth, "test")
+            at = [method.with_target_prior(q) for q in ("uniform", "train")] if isinstance(method, HALO) else [method]
+            logits = [np.asarray(one.transform(new)) for one in at]
+            return logits[0], logits[-1]
 
         return fit
 
-    equal = np.full(len(counts), 1 / len(counts))
+    def scored(model: Any, shift: np.ndarray | float = 0.0) -> Logits:
+        logits = model.decision_function(near_test)
+        return logits + shift, logits
+
+    def neighbours() -> Logits:
+        votes = KNeighborsClassifier(10, weights="distance").fit(near, labels).predict_proba(near_test)
+        logs = np.log(np.clip(votes, 1e-6, None))
+        return logs - prior, logs
+
+    shrunk = LinearDiscriminantAnalysis("lsqr", shrinkage="auto", priors=equal)
     yield "Probe", probe
-    yield "Probe, target prior of training", lambda: kept["probe"].with_target_prior("train").decision_function(test)
-    if not large:
-        yield "Logistic regression", plain
-        yield "Logistic regression + logit adjustment", lambda: kept["plain"].decision_function(near_test) - prior
-        yield (
-            "Logistic regression, balanced",
-            lambda: logistic(near, labels, class_weight="balanced").decision_function(near_test),
-        )
-    yield (
-        "LDA, shrunk, equal priors",
-        lambda: (
-            LinearDiscriminantAnalysis("lsqr", shrinkage="auto", priors=equal)
-            .fit(near, labels)
-            .decision_function(near_test)
-        ),
-    )
-    yield "10 nearest neighbours", lambda: _neighbours(near, labels, near_test)
+    yield "Logistic regression", lambda: scored(plain())
+    plain()  # the methods below do not pay for it
+    yield "Logistic regression + logit adjustment", lambda: scored(plain(), -prior)
+    yield "Logistic regression, balanced", lambda: scored(logistic(near, labels, class_weight="balanced"))
+    yield "LDA, shrunk", lambda: (scored(shrunk.fit(near, labels))[0], scored(shrunk.fit(near, labels), prior)[0])
+    yield "10 nearest neighbours", neighbours
     yield "cRT", after(CRT())
     yield "HALO, cross-fitted", after(HALO(held_out="cross-fit"))
     yield "MARC", after(MARC())
     yield "LWS", after(LWS())
 
 
-def _neighbours(features: np.ndarray, labels: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Votes of neighbours, divided by the training prior."""
-    votes = KNeighborsClassifier(10, weights="distance").fit(features, labels).predict_proba(test)
-    counts = np.bincount(labels)
-    return np.log(np.clip(votes, 1e-6, None)) - np.log(counts / counts.sum())
-
-
-def calibration_error(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
+def calibration_error(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """ECE of weighted samples in per cent, and that of right probabilities: what so few samples cause by chance."""
     shares = np.exp(log_softmax(logits.astype(np.float64), axis=1))
     confidence, correct = shares.max(1), shares.argmax(1) == labels
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    return 100 * float(np.abs(np.bincount(bins, weights * (confidence - correct), BINS)).sum())
-
-
-def _keep(part: str, found: Any) -> None:
-    (KEPT / f"probe-{part}.json").write_text(json.dumps(found))
-
-
-def table(part: str, draws: Iterator[Draw], same_test: bool, large: bool) -> None:
-    """Keep mean scores of every method over draws, and the difference of Probe's balanced accuracy from each."""
-    scores: dict[str, list[list[float]]] = {}
-    hits: dict[str, list[np.ndarray]] = {}
-    for number, draw in enumerate(draws):
-        labels, counts = draw[3], np.bincount(draw[1])
-        balanced = 1 / np.bincount(labels)[labels] / len(counts)
-        natural = (counts / counts.sum())[labels] * balanced * len(counts)
-        for name, fit in fits(draw, number, large):
-            began = time.process_time()
-            logits = fit()
-            seconds = time.process_time() - began
-            hit = logits.argmax(1) == labels
-            errors = [calibration_error(logits, labels, weights) for weights in (balanced, natural)]
-            row = [100 * float(balanced @ hit), errors[0], 100 * float(natural @ hit), errors[1], seconds]
-            scores.setdefault(name, []).append(row)
-            hits.setdefault(name, []).append(hit)
-            print(f"{part} {number} {name}: " + " ".join(f"{value:.2f}" for value in row), file=sys.stderr, flush=True)
-            done = [one for one in scores if len(scores[one]) == number + 1]
-            if number == 0 or len(done) == len(scores):  # rows of the draws that every method has
-                _keep(
-                    part, [_row(f"{part}, draws: {number + 1}", one, scores, hits, labels, same_test) for one in done]
-                )
-
-
-def _row(
-    title: str,
-    name: str,
-    scores: dict[str, list[list[float]]],
-    hits: dict[str, list[np.ndarray]],
-    labels: np.ndarray,
-    same_test: bool,
-) -> dict[str, Any]:
-    values = scores[name]
-    if same_test:
-        gain = paired_difference(np.stack(hits["Probe"]), np.stack(hits[name]), labels)
-        gain = Interval(*(None if v is None else 100 * v for v in (gain.value, gain.low, gain.high)))  # type: ignore[arg-type]
-    else:
-        gain = over_seeds([ours[0] - own[0] for ours, own in zip(scores["Probe"], values, strict=True)])
-    columns = ("balanced", "ECE, equal classes", "natural", "ECE, training prior", "processor s")
-    mean = {column: f"{value:.1f}" for column, value in zip(columns, np.mean(values, 0), strict=True)}
-    bounds = "" if gain.low is None else f" [{gain.low:+.2f}, {gain.high:+.2f}]"
-    return {"features": title, "method": name, **mean, "Probe minus it, balanced": f"{gain.value:+.2f}{bounds}"}
-
-
-def coverage(draws: int) -> str:
-    """How often the intervals of the estimates hold the accuracy on test images, in words."""
-    held = {"natural": 0, "balanced": 0}
-    for features, labels, test, truth in digits(draws):
-        counts, probe = np.bincount(labels), Probe().fit(features, labels)
-        for name, prior, weights in (("natural", "train", counts), ("balanced", "uniform", np.ones(len(counts)))):
-            hit = probe.with_target_prior(prior).predict(test) == truth
-            of_sample = (weights / weights.sum() / np.bincount(truth))[truth]
-            expected = getattr(probe.result_, name)
-            held[name] += expected.low <= float(of_sample @ hit) <= expected.high
-    return (
-        f"over {draws} draws of long-tailed digits, the 95 % interval of the out-of-fold estimate holds the accuracy "
-        f"on test images in {held['natural']} at the training prior, and in {held['balanced']} at equal classes"
-    )
-
-
-def cost(fits_of_logistic: int) -> str:
-    """Processor seconds at 20,000 x 1,280 with 200 classes; logistic regression is measured for some fits."""
     rng = np.random.default_rng(0)
-    sizes = np.geomspace(100, 1, 200)
-    counts = np.maximum((sizes / sizes.sum() * 20_000).round(), 1).astype(int)
-    labels = np.repeat(np.arange(200), counts)
-    features = (0.2 * rng.normal(size=(200, 1280))[labels] + rng.normal(size=(len(labels), 1280))).astype(np.float32)
+    drawn = [rng.random(len(confidence)) < confidence for _ in range(SIMULATED)]
+    error, *chance = (np.abs(np.bincount(bins, weights * (confidence - hit), BINS)).sum() for hit in (correct, *drawn))
+    return 100 * float(error), 100 * float(np.mean(chance))
+
+
+def measure(part: str, seed: int, again: list[str]) -> None:
+    """Keep the scores of every method on a draw that are not kept yet, or are wanted again."""
+    found = kept_scores(part, seed)
+    draw, models = CASES[part][0](seed), {}
+    labels, counts = draw[3], np.bincount(draw[1])
+    balanced = 1 / np.bincount(labels)[labels] / len(counts)
+    natural = (counts / counts.sum())[labels] * balanced * len(counts)
+    wanted = [name for name in METHODS if name not in found or name in again]
+    for name, fit in fits(draw, models):
+        if not wanted:
+            break
+        if name not in wanted:
+            continue
+        wanted.remove(name)
+        began = time.process_time()
+        at_equal, at_training = fit()
+        seconds = time.process_time() - began
+        hit = at_equal.argmax(1) == labels
+        row = {
+            "balanced": 100 * float(balanced @ hit),
+            "ece": calibration_error(at_equal, labels, balanced),
+            "natural": 100 * float(natural @ (at_training.argmax(1) == labels)),
+            "natural_ece": calibration_error(at_training, labels, natural),
+            "seconds": seconds,
+            "hit": base64.b64encode(np.packbits(hit).tobytes()).decode(),
+            "commit": provenance()["commit"],
+        }
+        if name == "Probe":
+            result = models["probe"].result_
+            estimates = {"natural": result.natural, "balanced": result.balanced}
+            row["held"] = {prior: bool(one.low <= row[prior] / 100 <= one.high) for prior, one in estimates.items()}
+        shown = " ".join(str(np.round(row[key], 2)) for key in ("balanced", "ece", "natural", "natural_ece", "seconds"))
+        print(f"{part} {seed} {name}: {shown}", file=sys.stderr, flush=True)
+        found[name] = row
+        keep(f"{part}-{seed}", found)
+
+
+def kept_scores(part: str, seed: int) -> dict[str, Any]:
+    path = KEPT / f"probe-{part}-{seed}.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def keep(name: str, found: Any) -> None:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / f"probe-{name}.json").write_text(json.dumps(found))
+
+
+def rows_of(part: str) -> list[dict[str, Any]]:
+    """The rows of the page: means over the draws that every method has."""
+    draws = [found for seed in range(100) if set(METHODS) <= set(found := kept_scores(part, seed))]
+    rows = []
+    for name in METHODS if draws else []:
+        own = [draw[name] for draw in draws]
+        mean = {key: np.mean([one[key] for one in own], 0) for key in ("balanced", "ece", "natural", "natural_ece")}
+        gain = difference(part, draws, name)
+        bounds = "" if gain.low is None else f" [{gain.low:+.2f}, {gain.high:+.2f}]"
+        rows.append(
+            {
+                "features": f"{part}, draws: {len(draws)}",
+                "method": name,
+                "balanced": f"{mean['balanced']:.1f}",
+                "ECE, equal classes": "{:.1f} ({:.1f})".format(*mean["ece"]),
+                "natural": f"{mean['natural']:.1f}",
+                "ECE, training prior": "{:.1f} ({:.1f})".format(*mean["natural_ece"]),
+                "processor s": f"{np.mean([one['seconds'] for one in own]):.1f}",
+                "Probe minus it, balanced": "" if name == "Probe" else f"{gain.value:+.2f}{bounds}",
+            }
+        )
+    return rows
+
+
+def difference(part: str, draws: list[dict[str, Any]], name: str) -> Interval:
+    """Of the balanced accuracy of Probe and a method, over draws; of the same test images, over them, too."""
+    if part != "frozen":
+        return over_seeds([draw["Probe"]["balanced"] - draw[name]["balanced"] for draw in draws])
+    labels = CASES[part][0](0)[3]
+    hits = (
+        np.stack([np.unpackbits(np.frombuffer(base64.b64decode(draw[one]["hit"]), np.uint8)) for draw in draws])
+        for one in ("Probe", name)
+    )
+    gain = paired_difference(*(hit[:, : len(labels)] for hit in hits), labels)
+    return Interval(*(None if value is None else 100 * value for value in (gain.value, gain.low, gain.high)))  # type: ignore[arg-type]
+
+
+def together() -> dict[str, str]:
+    """Probe minus HALO in the mean over the texts, and how often the intervals of the estimates held."""
+    by_part = {part: [kept_scores(part, seed) for seed in range(100)] for part in CASES}
+    notes = {}
+    complete = zip(*(by_part[part] for part in TEXT), strict=True)
+    complete = [draws for draws in complete if all(set(METHODS) <= set(draw) for draw in draws)]
+    for name in ("HALO, cross-fitted", "Logistic regression + logit adjustment"):
+        if len(complete) > 2:
+            gains = [np.mean([d["Probe"]["balanced"] - d[name]["balanced"] for d in draws]) for draws in complete]
+            gain = over_seeds(gains)
+            notes[f"Probe minus {name}, balanced, mean of the texts"] = (
+                f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}] over {len(gains)} draws"
+            )
+    held = {part: [draw["Probe"]["held"] for draw in draws if "Probe" in draw] for part, draws in by_part.items()}
+    notes["coverage"] = "the 95 % interval of the estimate holds the accuracy on test samples in " + "; ".join(
+        f"{sum(one['natural'] for one in own)} (training prior) and {sum(one['balanced'] for one in own)} "
+        f"(equal classes) of {len(own)} draws of {part}"
+        for part, own in held.items()
+        if own
+    )
+    return notes
+
+
+def cost() -> str:
+    """Processor seconds at 20,000 x 1,280 with 200 classes, beside a search over C by scikit-learn."""
+    features, labels = drawn(long_tail(20_000, 200), 1280, "float32")
     began = time.process_time()
     probe = Probe().fit(features, labels)
     ours, began = time.process_time() - began, time.process_time()
-    for strength in STRENGTHS[:fits_of_logistic]:
-        LogisticRegression(C=strength, max_iter=300, tol=1e-3).fit(features[::5], labels[::5])
-    theirs = (time.process_time() - began) / max(fits_of_logistic, 1) * 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        LogisticRegressionCV(Cs=list(STRENGTHS), cv=5, max_iter=300, tol=1e-3, scoring="neg_log_loss").fit(
+            features, labels
+        )
+    theirs = time.process_time() - began
     return (
         f"{len(labels):,} x 1,280, 200 classes, one thread: Probe {ours:.0f} processor seconds "
-        f"({probe.result_.passes} passes); one LogisticRegression about {theirs:.0f} (five times the mean of "
-        f"{fits_of_logistic} fits on a fifth of the samples), so a search over 6 values in 5 folds about "
-        f"{25 * theirs:.0f}"
+        f"({probe.result_.passes} passes); scikit-learn's LogisticRegressionCV, six values of C in five folds, "
+        f"{theirs:.0f}: {ours / theirs:.2f} times"
     )
+
+
+def imagenet_size(dtype: str, *, mapped: bool) -> str:
+    """Processor minutes and memory at the size of ImageNet-LT."""
+    features, labels = drawn(imagenet_lt(), 2048, dtype)
+    size = features.nbytes / 2**20
+    with tempfile.TemporaryDirectory() as folder:
+        if mapped:
+            np.save(Path(folder) / "features.npy", features)
+            del features
+            features = np.load(Path(folder) / "features.npy", mmap_mode="r")
+        before = restart_peak_memory() - (0 if mapped else size)  # of Python and its libraries
+        began = time.process_time()
+        result = Probe().fit(features, labels).result_
+        used, memory = (time.process_time() - began) / 60, peak_memory_mb() - before
+    where = "a memory-mapped file, whose pages are counted" if mapped else "memory"
+    return (
+        f"{len(labels):,} x 2,048, 1,000 classes, {dtype} in {where} ({size:.0f} MB): {used:.1f} processor minutes on "
+        f"one thread, {result.passes} passes, {result.held_out:,} samples held out; features and fit take "
+        f"{memory:.0f} MB at most, {memory / size:.2f} times the features, beside {before:.0f} MB of Python"
+    )
+
+
+NOTES = (
+    "Linear heads on the same features, all on one thread. Per cent. *balanced*: mean accuracy of classes; *natural*: "
+    "accuracy if classes are as frequent as in training; ECE with test samples weighted to equal classes and to the "
+    "training prior, in brackets what right probabilities have by chance with so few test samples. Probe, HALO, LDA, "
+    "neighbours and logit adjustment are scored at each prior with that target prior, the others have one set of "
+    "logits. Intervals of differences are over draws; of frozen, over draws and test images. C of logistic regression "
+    "is the best of six on a held-out fifth; cRT, HALO, MARC and LWS get that head."
+)
+SINGLE: dict[str, Callable[[], str]] = {
+    "cost": cost,
+    "imagenet-lt": partial(imagenet_size, "float32", mapped=False),
+    "imagenet-lt-mapped": partial(imagenet_size, "float16", mapped=True),
+}
+
+
+def page() -> None:
+    rows = [row for part in CASES for row in rows_of(part)]
+    single = {name: json.loads(path.read_text()) for name in SINGLE if (path := KEPT / f"probe-{name}.json").is_file()}
+    measured = [one for part in CASES for seed in range(100) for one in kept_scores(part, seed).values()]
+    commits = ", ".join(sorted({one["commit"] for one in measured}))
+    write_results("probe", "Probe on frozen features", rows, NOTES, **together(), **single, measured_at=commits)
 
 
 def main() -> None:
-    parts = {
-        "digits": (digits, 30, False, False),
-        "text": (text, 3, False, False),
-        "regions": (regions, 3, False, False),
-        "frozen": (frozen, 3, True, True),
-    }
-    lines = {"coverage": (coverage, 60), "cost": (cost, 2)}
+    warnings.filterwarnings("ignore", "Only one sample available", UserWarning)  # LDA, classes of one sample
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=[*parts, *lines, "page"])
+    parser.add_argument("parts", nargs="+", choices=[*CASES, *SINGLE, "page"])
     parser.add_argument("--draws", type=int)
+    parser.add_argument("--again", nargs="*", default=[], choices=METHODS)
     options = parser.parse_args()
-    KEPT.mkdir(parents=True, exist_ok=True)
-    for part in (part for part in options.parts if part != "page"):
-        if part in lines:
-            measure, usual = lines[part]
-            _keep(part, measure(options.draws or usual))
+    for part in options.parts:
+        if part in CASES:
+            for seed in range(options.draws or CASES[part][1]):
+                measure(part, seed, options.again)
+        elif part in SINGLE:
+            keep(part, SINGLE[part]())
         else:
-            source, usual, same_test, large = parts[part]
-            table(part, source(options.draws or usual), same_test, large)
-    known = {
-        part: json.loads(path.read_text())
-        for part in (*parts, *lines)
-        if (path := KEPT / f"probe-{part}.json").is_file()
-    }
-    rows = [row for part in parts for row in known.get(part, [])]
-    said = {part: known[part] for part in lines if part in known}
-    notes = (
-        "Linear heads on the same features, all on one thread. Per cent. *balanced*: mean accuracy of classes; "
-        "*natural*: accuracy if classes are as frequent as in training; ECE with test samples weighted to equal "
-        "classes and to the training prior. Intervals of differences are over draws; of frozen features, over draws "
-        "and test images (from fewer than three draws, over test images alone). C of logistic regression is the "
-        "best of five on a held-out fifth. cRT, HALO, MARC and LWS get that head; on the frozen features, where "
-        "logistic regression was not measured, one of 500 steps of Adam."
-    )
-    write_results("probe", "Probe on frozen features", rows, notes, **said)
+            page()
 
 
 if __name__ == "__main__":

@@ -44,11 +44,10 @@ from longtail.data import open_splits
 from longtail.metrics.scores import evaluate
 from longtail.posthoc.candidates import try_candidates
 from longtail.posthoc.halo import mixture
-from longtail.posthoc.held_out import like_training, sample_weights, to_effective_number
 from longtail.posthoc.inputs import from_outputs
-from longtail.posthoc.priors import shifted
+from longtail.posthoc.priors import like_training, sample_weights, shifted, to_effective_number
 from longtail.runs.folder import Run
-from longtail.runs.released import copy_released, find_released, released_names
+from longtail.runs.record import copy_released, find_released, released_names
 
 FOLDER = KEPT / "regret"
 CANDIDATES = ("softmax", "logit-adjustment", "marc", "crt", "halo")

@@ -21,7 +21,8 @@ from common import HERE
 from longtail import Run, export
 from longtail.files.atomic import write_text
 from longtail.metrics.table import SCORES
-from longtail.runs.released import FILES, PREFIX
+from longtail.runs.record import RELEASED as PREFIX
+from longtail.runs.record import RELEASED_FILES as FILES
 from longtail.tasks.evaluate import evaluate_run
 
 RELEASED = HERE.parent / "released"
@@ -31,16 +32,17 @@ SHOWN = ("many", "medium", "few", "balanced", "nll", "ece")
 
 
 def name_of(run: Run) -> str:
-    """cifar10-lt-100-resnet32-seed0; method and length stand in it if they are not the usual ones."""
+    """cifar10-lt-100-resnet32-seed0; method, options and length stand in it if they are not the usual ones."""
     config = run.config
     method = "" if config.method == "softmax" else f"-{config.method}"
-    length = "" if config.epochs == USUAL_EPOCHS else f"-{config.epochs:g}epochs"
-    return f"{config.data}-lt-{config.imbalance:g}-{config.backbone}{method}{length}-seed{config.seed}"
+    options = ("" if config.mix == "none" else f"-{config.mix}") + ("" if config.defer is None else "-defer")
+    length = "" if config.epochs == USUAL_EPOCHS else f"-{config.epochs:g}epochs" if config.epochs else "-paper"
+    return f"{config.data}-lt-{config.imbalance:g}-{config.backbone}{method}{options}{length}-seed{config.seed}"
 
 
 def require_its_images(run: Run, root: str) -> None:
     """The data at hand are those that the network was trained, and is to be tested, on."""
-    splits = run.using(root=root).splits()
+    splits = run.using(root=root).splits
     for name, known in run.record.data.splits.items():
         if splits.split(name).digest != known.digest:
             sys.exit(f"{run.folder}: the {name} images at hand are not those of the run")

@@ -8,6 +8,7 @@ from typing import Any
 
 from common import RESULTS, how_sure, rows_of, title_of
 from systems import BUDGETS, DATA
+from table2 import TITLES as LENGTHS
 
 from longtail.files.atomic import write_text
 from longtail.metrics.intervals import Interval, show_difference
@@ -23,6 +24,48 @@ def seeds_of(rows: list[dict[str, Any]]) -> tuple[int, ...]:
 def in_paper(recipe: str, method: str) -> str:
     numbers = NUMBERS[recipe].get("marc" if method.startswith("marc") else method)
     return f"{numbers[0]:.1f}" if numbers else "–"
+
+
+def table2() -> list[str]:
+    """Table 2 of the paper beside ours, at the paper's budget and at 200 epochs."""
+    known = {}  # recipe and length → method → row
+    for recipe, length in product(CIFAR, LENGTHS):
+        if rows := rows_of(RESULTS / "table2" / length / recipe):
+            known[recipe, length] = {row["method"]: row for row in rows}
+    if not known:
+        return []
+    columns, titles = ["Method"], {}
+    for recipe in CIFAR:
+        own = [length for name, length in known if name == recipe]
+        columns += [f"{title_of(recipe)}: paper"] if own else []
+        for length in own:
+            columns.append(f"[{LENGTHS[length]}](table2/{length}/{recipe}/README.md)")
+            rows = known[recipe, length].values()
+            shown = [row for row in rows if "+" not in row["method"] and row["family"] != "confidence"]
+            titles |= {row["method"]: row["title"] for row in shown}
+    lines = []
+    for method, title in titles.items():
+        cells = [title.partition(" (seed")[0]]
+        for recipe in CIFAR:
+            own = [rows.get(method) for (name, _), rows in known.items() if name == recipe]
+            cells += [in_paper(recipe, method)] if own else []
+            cells += [
+                f"{SCORES['top1'].show(row['scores']['top1']['value'])}{seeds_mark(row)}" if row else "" for row in own
+            ]
+        lines.append(cells)
+    return [
+        "## Table 2: every system, beside the paper",
+        "",
+        "ResNet-32, AutoAugment and Cutout, the images that the field's papers train on. Top-1 on the balanced test "
+        "images, per cent; the number of seeds in brackets if there are several. Post-hoc methods calibrate Softmax's "
+        "network; the pages in the heading have MARC and HALO on top of the others, all scores, and intervals.",
+        "",
+        *markdown_table(columns, lines),
+    ]
+
+
+def seeds_mark(row: dict[str, Any]) -> str:
+    return f" ({len(row['seeds'])})" if len(row["seeds"]) > 1 else ""
 
 
 def boundary() -> list[str]:
@@ -45,7 +88,7 @@ def boundary() -> list[str]:
         told.setdefault(how_sure(seeds_of(rows)), []).append(title_of(recipe))
     missing = [title_of(recipe) for recipe in CIFAR if recipe not in known]
     return [
-        "## Decision boundary: one network, every method",
+        "## Decision boundary: one network of 60 epochs, every method",
         "",
         "ResNet-32, AutoAugment and Cutout. All methods of a column calibrate the same released networks; top-1 on the "
         "balanced test images, per cent. NLL, ECE, many, medium, few: on the pages in the heading, which also say why "
@@ -131,7 +174,7 @@ def analyses() -> list[str]:
 
 def others() -> list[str]:
     """Every further page, by its own heading."""
-    pages = [*RESULTS.glob("*.md"), *RESULTS.glob("*/README.md"), *RESULTS.glob("*/earlier/README.md")]
+    pages = [*RESULTS.glob("*.md"), *RESULTS.glob("*/README.md")]
     shown = {RESULTS / "README.md", *(RESULTS / recipe / "README.md" for recipe in CIFAR)}
     lines = ["## Further measurements", "", "- [Every method on long-tailed digits](digits-lt/table.md)"]
     for path in sorted(set(pages) - shown):
@@ -148,7 +191,7 @@ def main() -> None:
         "Settings are chosen on validation images cut from the training images, never on test. This page is written by "
         "`benchmarks/results_page.py`.",
     ]
-    parts = [head, boundary(), systems(), transfer(), analyses(), others()]
+    parts = [head, table2(), boundary(), systems(), transfer(), analyses(), others()]
     write_text(RESULTS / "README.md", "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n")
 
 

@@ -38,7 +38,8 @@ from longtail.files.progress import Display
 from longtail.posthoc.inputs import fit_outputs, from_outputs
 from longtail.posthoc.marc import class_weights
 from longtail.recipes import RECIPES
-from longtail.training.loop import Trainer, TrainingStep
+from longtail.training.loop import Trainer
+from longtail.training.setup import TrainingStep
 
 BATCH = 128
 # Many short turns where that is possible: the speed of a virtual machine may change within seconds.
@@ -99,7 +100,7 @@ def outside_passes(outputs: Outputs) -> float:
     profile = cProfile.Profile()
     profile.runcall(MARC().fit, outputs)
     stats = pstats.Stats(profile)
-    inside = sum(row[3] for (_, _, name), row in stats.stats.items() if name == "_sums")
+    inside = sum(row[3] for (_, _, name), row in stats.stats.items() if name == "_pass")
     return 1 - inside / stats.total_tt
 
 

@@ -39,7 +39,7 @@ def models() -> None:
     outputs = longtail.extract(model, loader, "outputs.safetensors", progress=False, device="cpu")
     attached = longtail.attach(model, longtail.MARC().fit(outputs))
     torch.testing.assert_close(attached(images).detach(), expected, rtol=1e-3, atol=1e-3)
-    assert find_head(model, batch=(images, labels), device="cpu") == "2"
+    assert find_head(model, (images, labels), device="cpu") == ("2",)
     for method in (
         longtail.posthoc.LogitAdjustment(),
         longtail.posthoc.TauNorm(0.5),

@@ -21,14 +21,13 @@ from common import cifar_root, write_results
 from torch import Tensor, nn
 
 from longtail import Outputs
-from longtail.data.loading import load
-from longtail.data.samplers import Sampler
-from longtail.heads.layers import head_of
+from longtail.data.loading import Sampler, load
+from longtail.heads.fold import head_of
 from longtail.metrics.scores import evaluate
 from longtail.posthoc import CRT, LWS, DisAlign
 from longtail.posthoc.marc import class_weights
 from longtail.runs.folder import Run
-from longtail.runs.outputs import write_outputs
+from longtail.runs.network import write_outputs
 
 BATCH = 512
 Head = Callable[[Tensor], Tensor]
@@ -66,7 +65,7 @@ def through_the_network(
 ) -> float:
     """Train heads on the same batches through the frozen network; returns its seconds, heads excluded."""
     run = run.using(root=str(cifar_root()))
-    splits = run.splits()
+    splits = run.splits
     augmenting, _ = run.transforms()
     model = run.model().eval()
     batches = Sampler(splits.train.labels.numpy(), sampler, seed=1)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import cifar_root, write_results
 
-from longtail.runs.released import copy_released, find_released
+from longtail.runs.record import copy_released, find_released
 
 NETWORK = "released:cifar10-lt-100-resnet32-seed0"
 SHOWN = ("torch", "numpy", "scipy", "pandas", "sklearn", "longtail")

@@ -26,11 +26,9 @@ from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.intervals import show_difference
 from longtail.metrics.table import SCORES
 from longtail.paper.work import released_networks
-from longtail.runs.released import copy_released
-from longtail.tasks.cells import Cell, Result
-from longtail.tasks.entries import BASE, Entry
-from longtail.tasks.rows import Row, summarise
-from longtail.tasks.tables import markdown_table, show_interval, write_tables
+from longtail.runs.record import copy_released
+from longtail.tasks.cells import BASE, Cell, Entry, Result
+from longtail.tasks.tables import Row, markdown_table, show_interval, summarise, write_tables
 
 DATA = ("cifar10-lt-100", "cifar100-lt-100")
 ON_TOP = ("marc", "halo")

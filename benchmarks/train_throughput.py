@@ -28,7 +28,8 @@ from longtail.distributed import World
 from longtail.files.progress import Display
 from longtail.recipes import RECIPES
 from longtail.runs.network import build_network
-from longtail.training.loop import Trainer, TrainingStep
+from longtail.training.loop import Trainer
+from longtail.training.setup import TrainingStep
 
 ENHANCERS = {
     "color": ImageEnhance.Color,
@@ -103,7 +104,7 @@ def fixed(trainer: Trainer) -> Iterator[None]:
 
 
 def plain(trainer: Trainer, workers: int) -> Iterator[None]:
-    train, clean = trainer.splits.train, trainer.streams.clean
+    train, clean = trainer.splits.train, trainer.setup.clean
     images = PillowImages(train.pixels.numpy(), train.labels.numpy(), clean.mean, clean.std)
     config = trainer.config
     loader = DataLoader(images, config.batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)

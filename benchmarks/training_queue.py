@@ -2,12 +2,16 @@
 
     python benchmarks/training_queue.py --root data --work ~/queue  # called again, it goes on
     python benchmarks/training_queue.py --work ~/queue --status     # what is done, and what it took
-    python benchmarks/training_queue.py --work ~/queue --budget 200epochs  # on a slow machine: the shorter ones first
+    python benchmarks/training_queue.py --work ~/queue --first 200epochs  # on a slow machine: the shorter ones first
+    python benchmarks/training_queue.py --work ~/queue --keep       # copy unfinished runs into benchmarks/unfinished
 
 Two networks train at the same time, one thread each; the paper's own budget (13,000 steps of 512 images) comes first,
 then 200 epochs. Each network is one call of `longtail train`, so an interrupted one resumes from its checkpoint. Start
 the queue from an installed copy of the library, so that changes of the source do not disturb it.
-`benchmarks/release.py` puts finished networks into released/.
+
+A network takes hours, and a machine may be gone before it is finished. So the checkpoints of unfinished runs are kept
+in the repository (3.8 MB each): the queue continues them on any machine, two of them at the most.
+`benchmarks/release.py` puts finished networks into released/; the queue does not train them again.
 """
 
 from __future__ import annotations
@@ -16,11 +20,18 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RELEASED = HERE.parent / "released"
+UNFINISHED = HERE / "unfinished"
+# What `longtail train --resume` needs of a run.
+RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl")
 
 SETS = ("cifar100-lt-100", "cifar10-lt-100", "cifar100-lt-200", "cifar10-lt-200")
 # The rows of Table 2 that are trained from the start, then the library's other stage-one methods.
@@ -40,6 +51,17 @@ LONG = {
     "evaluate-every": "20",
     "checkpoint-every": "2",
 }
+LENGTHS = {"paper": PAPER, "200epochs": LONG}
+# Mixed images and deferred re-weighting (DRW), on the set that papers compare on.
+OPTIONS = (
+    ("softmax", {"mix": "mixup"}),
+    ("softmax", {"defer": "0.8"}),
+    ("balanced-softmax", {"mix": "mixup"}),
+    ("ldam", {"defer": "0.8"}),
+    ("softmax", {"mix": "cutmix"}),
+    ("softmax", {"mix": "remix"}),
+    ("softmax", {"mix": "mixup", "defer": "0.8"}),
+)
 
 
 @dataclass(frozen=True)
@@ -47,35 +69,84 @@ class Job:
     """One network."""
 
     recipe: str
-    budget: str
+    length: str
     method: str = "softmax"
     seed: int = 0
+    options: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
-        return f"{self.recipe}-{self.budget}-{self.method}-seed{self.seed}"
+        options = "".join(f"-{name}-{value}" for name, value in self.options)
+        return f"{self.recipe}-{self.length}-{self.method}{options}-seed{self.seed}"
+
+    @property
+    def released(self) -> str:
+        """Its name below released/, as `benchmarks/release.py` gives it."""
+        words = "".join(f"-{value if name == 'mix' else name}" for name, value in self.options)
+        method = "" if self.method == "softmax" else f"-{self.method}"
+        return f"{self.recipe}-resnet32{method}{words}-{self.length}-seed{self.seed}"
 
     def arguments(self, folder: Path, root: str) -> list[str]:
         """Of `longtail`: a new run, or the one in the folder again."""
         settings = {"root": root, "method": self.method, "seed": str(self.seed), "device": "cpu"}
-        settings |= PAPER if self.budget == "paper" else LONG
+        settings |= LENGTHS[self.length] | dict(self.options)
         again = ["--resume"] if (folder / "run.json").is_file() else []
         options = [word for name, value in settings.items() for word in (f"--{name}", value)]
         return ["train", self.recipe, "--out", str(folder), *options, *again]
 
 
-def jobs(budget: str | None = None) -> list[Job]:
-    """The networks in the order in which they are trained; `budget` puts those of one length first."""
+def jobs(first: str | None = None) -> list[Job]:
+    """The networks in the order in which they are trained; `first` puts those of one length before the others."""
     paper = [Job(recipe, "paper") for recipe in SETS]
     seeds = [Job(recipe, "200epochs", seed=seed) for seed in range(3) for recipe in SETS]
-    methods = [
-        Job(recipe, "200epochs", method) for recipe in ("cifar100-lt-100", "cifar10-lt-100") for method in STAGE_ONE
-    ]
-    return sorted([*paper, *seeds, *methods], key=lambda job: budget is not None and job.budget != budget)
+    mixed = [Job(SETS[0], "200epochs", method, options=tuple(options.items())) for method, options in OPTIONS]
+    methods = [Job(recipe, "200epochs", method) for recipe in SETS[:2] for method in STAGE_ONE]
+    ordered = [*paper, *seeds[:4], *mixed[:2], *seeds[4:], *methods, *mixed[2:]]
+    return sorted(ordered, key=lambda job: first is not None and job.length != first)
 
 
 def is_done(job: Job, work: Path) -> bool:
+    """Trained here, or released; an earlier one of that name, on images drawn by the seed, does not count."""
+    record = RELEASED / job.released / "run.json"
+    is_released = record.is_file() and json.loads(record.read_text())["config"].get("subset") == "standard"
+    return is_released or is_trained(job, work)
+
+
+def is_trained(job: Job, work: Path) -> bool:
     return (work / job.name / "model.safetensors").is_file()
+
+
+def keep(work: Path) -> None:
+    """Copy the unfinished runs into the repository, without the paths of this machine, and drop those that are done."""
+    for job in jobs():
+        source, target = work / job.name, UNFINISHED / job.name
+        if is_done(job, work):
+            shutil.rmtree(target, ignore_errors=True)
+        elif (source / "checkpoint.safetensors").is_file():
+            target.mkdir(parents=True, exist_ok=True)
+            for name in RUN_FILES:
+                shutil.copyfile(source / name, target / name)
+            record = json.loads((target / "run.json").read_text())
+            record["config"]["root"] = "data"
+            (target / "run.json").write_text(json.dumps(record, indent=1) + "\n")
+            if (spent := source.with_suffix(".seconds.json")).is_file():
+                shutil.copyfile(spent, target / "seconds.json")
+            print(f"{job.name}: kept")
+
+
+def restore(work: Path) -> None:
+    """Put kept runs into the folder of the queue, unless it has them."""
+    for source in sorted(UNFINISHED.glob("*/run.json")):
+        target = work / source.parent.name
+        if not target.exists():
+            shutil.copytree(source.parent, target, ignore=shutil.ignore_patterns("seconds.json"))
+            if (spent := source.parent / "seconds.json").is_file():
+                shutil.copyfile(spent, target.with_suffix(".seconds.json"))
+
+
+def started_first(job: Job, work: Path) -> bool:
+    """Sorts runs with a checkpoint before new ones."""
+    return not (work / job.name / "checkpoint.safetensors").is_file()
 
 
 def train(job: Job, work: Path, root: str) -> None:
@@ -118,14 +189,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="folder of CIFAR")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--budget", choices=("paper", "200epochs"), help="train the networks of this length first")
+    parser.add_argument("--first", choices=tuple(LENGTHS), help="train the networks of this length first")
     parser.add_argument("--status", action="store_true", help="print what is done, train nothing")
+    parser.add_argument("--keep", action="store_true", help="copy unfinished runs into benchmarks/unfinished")
     arguments = parser.parse_args()
     if arguments.status:
         status(arguments.work)
+    elif arguments.keep:
+        keep(arguments.work)
     else:
         arguments.work.mkdir(parents=True, exist_ok=True)
-        waiting = [job for job in jobs(arguments.budget) if not is_done(job, arguments.work)]
+        restore(arguments.work)
+        waiting = [job for job in jobs(arguments.first) if not is_done(job, arguments.work)]
+        waiting.sort(key=lambda job: started_first(job, arguments.work))
         with ThreadPoolExecutor(max_workers=2) as two:
             list(two.map(lambda job: train(job, arguments.work, arguments.root), waiting))
     return 0

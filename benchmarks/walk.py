@@ -1,7 +1,8 @@
-"""How many functions and files of longtail a call goes through, counted with `sys.setprofile`.
+"""How large the source is, and how many of its functions and files a call goes through (`sys.setprofile`).
 
-python benchmarks/walk.py            # the three calls, one line each
+python benchmarks/walk.py            # one line per call, then the size of source and tests
 python benchmarks/walk.py --list     # and the functions of each file
+python benchmarks/walk.py --write    # also into docs/architecture.md
 """
 
 from __future__ import annotations
@@ -23,9 +24,22 @@ from torch import nn
 
 import longtail
 from longtail.cli.main import main
+from longtail.files.atomic import write_text
+from longtail.files.records import provenance
+from longtail.tasks.tables import markdown_table
 
-LIMITS = {"calibrate(model, loader)": (120, 22), "calibrate RUN": (230, 45), "report": (280, 55)}
+# Call → functions and files that we aim at.
+AIMS = {
+    "calibrate(model, loader)": (120, 22),
+    "longtail calibrate RUN": (230, 45),
+    "longtail calibrate RUN --method marc": (230, 45),
+    "longtail report RUN": (280, 55),
+}
+SIZE_AIMS = {"source": (22_000, 170), "tests": (19_000, None)}
+ROOT = Path(__file__).resolve().parent.parent
 SOURCE = str(Path(longtail.__file__).parent)
+PAGE = ROOT / "docs" / "architecture.md"
+MARKS = "<!-- walk -->\n", "<!-- /walk -->"
 
 
 def walk(call: Callable[[], Any]) -> dict[str, set[str]]:
@@ -83,26 +97,61 @@ def command(*words: str) -> Callable[[], Any]:
 
 
 def measure(folder: Path) -> dict[str, dict[str, set[str]]]:
-    """The walks of the three calls; a small run is trained first."""
+    """The walks of the calls; a small run is trained first."""
     run = folder / "run"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         command("train", "digits-lt", "--epochs", "2", "--device", "cpu", "--out", str(run))()
+    calls = (
+        calibrate_model,
+        command("calibrate", str(run)),
+        command("calibrate", str(run), "--method", "marc"),
+        command("report", str(run)),
+    )
+    return {name: walk(call) for name, call in zip(AIMS, calls, strict=True)}
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    """Lines and files of the source and of the tests."""
+    files = {"source": sorted(Path(SOURCE).rglob("*.py")), "tests": sorted((ROOT / "tests").rglob("*.py"))}
     return {
-        "calibrate(model, loader)": walk(calibrate_model),
-        "calibrate RUN": walk(command("calibrate", str(run))),
-        "report": walk(command("report", str(run))),
+        name: (sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths), len(paths))
+        for name, paths in files.items()
     }
 
 
+def with_aim(number: int, aim: int | None) -> str:
+    return f"{number:,}" + (f" ({aim:,})" if aim else "")
+
+
+def tables(walks: dict[str, dict[str, set[str]]]) -> list[str]:
+    """The lines of docs/architecture.md; the aim of each number is in brackets."""
+    calls = []
+    for name, files in walks.items():
+        numbers = sum(map(len, files.values())), len(files)
+        calls.append([f"`{name}`", *map(with_aim, numbers, AIMS[name])])
+    code = [[name, *map(with_aim, numbers, SIZE_AIMS[name])] for name, numbers in sizes().items()]
+    return [
+        *markdown_table(["call", "functions", "files"], calls),
+        "",
+        *markdown_table(["Python", "lines", "files"], code),
+    ]
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="name the functions")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/architecture.md")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        for name, files in measure(Path(temporary)).items():
-            most = LIMITS[name]
-            functions = sum(len(names) for names in files.values())
-            print(f"{name}: {functions} functions in {len(files)} files (aim: {most[0]} in {most[1]})")
-            if arguments.list:
-                for file, names in sorted(files.items()):
-                    print(f"  {file} ({len(names)}): {', '.join(sorted(names))}")
+        walks = measure(Path(temporary))
+    for call, files in walks.items() if arguments.list else ():
+        print(call)
+        for file, names in sorted(files.items()):
+            print(f"  {file} ({len(names)}): {', '.join(sorted(names))}")
+    lines = tables(walks)
+    print("\n".join(lines))
+    if arguments.write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, rest = text.split(MARKS[0])
+        origin = f"Commit {provenance()['commit']}, {provenance()['time']}."
+        write_text(PAGE, "\n".join([before + MARKS[0].strip(), *lines, "", origin, MARKS[1] + rest.split(MARKS[1])[1]]))

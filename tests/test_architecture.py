@@ -50,7 +50,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}, line {node.lineno}: imports name their room in full"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names if alias.name != "__version__"]
         else:
             continue
         parts = [name.split(".") for name in names]

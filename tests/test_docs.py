@@ -60,6 +60,12 @@ def test_links_lead_somewhere(page):
     assert not missing
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "results" not in page.parts], ids=name_of)
+def test_files_that_a_page_names_exist(page):
+    files = re.findall(r"\b((?:tests|src|benchmarks|examples)/[\w/.-]+\.py)", page.read_text(encoding="utf-8"))
+    assert not [file for file in files if not (ROOT / file).exists()]
+
+
 def test_every_page_is_in_the_site():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}

@@ -10,21 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from longtail.config import DataConfig
 from longtail.data import parquet as parquet_images
-from longtail.data.download import unpack
-from longtail.data.list_files import read_list
+from longtail.data.cifar import unpack
+from longtail.data.listings import read_list
 from longtail.data.parquet import read_parquet
 from longtail.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+ANY = DataConfig()
 
 
 def test_many_classes_of_many_images_and_held_out_lists_are_fine(tmp_path):
     """Only a label far above the number of images is a mistake, and only where it makes the classes."""
     (tmp_path / "few.txt").write_text("a.png 900\n")
-    assert read_list(tmp_path / "few.txt", tmp_path).num_classes == 901
+    assert read_list(tmp_path / "few.txt", tmp_path, ANY).images.num_classes == 901
     (tmp_path / "held-out.txt").write_text("a.png 99999\n")
-    assert read_list(tmp_path / "held-out.txt", tmp_path, num_classes=100_000).num_classes == 100_000
+    names = tuple(map(str, range(100_000)))
+    assert read_list(tmp_path / "held-out.txt", tmp_path, ANY, names).images.num_classes == 100_000
 
 
 @pytest.mark.parametrize("metadata", [b"[" * 100_000, b"{", b'{"info": 3}', b"\xff"])
@@ -35,7 +38,7 @@ def test_parquet_metadata(tmp_path, metadata, refused):
     table = pa.table({"image": [b"x"], "label": [0]})
     path = tmp_path / "train.parquet"
     parquet.write_table(table.replace_schema_metadata({b"huggingface": metadata}), path)
-    refused(lambda file: read_parquet([file]), path)
+    refused(lambda file: read_parquet([file], tmp_path, ANY), path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
@@ -43,7 +46,7 @@ def test_parquet_bytes(tmp_path, content, refused):
     pytest.importorskip("pyarrow")
     path = tmp_path / "train.parquet"
     path.write_bytes(content)
-    refused(lambda file: read_parquet([file]), path)
+    refused(lambda file: read_parquet([file], tmp_path, ANY), path)
 
 
 def test_parquet_of_more_rows_than_it_holds(tmp_path, refused):
@@ -56,7 +59,7 @@ def test_parquet_of_more_rows_than_it_holds(tmp_path, refused):
     table = pa.table({"image": pa.nulls(size, pa.binary()), "label": pa.array(np.zeros(size, np.int8))})
     parquet.write_table(table, path)
     assert path.stat().st_size < 100_000
-    refused(lambda file: read_parquet([file]), path)
+    refused(lambda file: read_parquet([file], tmp_path, ANY), path)
 
 
 def test_a_parquet_file_of_more_bytes_than_it_holds(tmp_path, monkeypatch, refused):
@@ -64,11 +67,11 @@ def test_a_parquet_file_of_more_bytes_than_it_holds(tmp_path, monkeypatch, refus
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    monkeypatch.setattr(parquet_images, "MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(parquet_images, "MAX_UNPACKED", 1 << 20)
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.table({"image": [bytes(4_000_000)], "label": [0]}), path, compression="zstd")
     assert path.stat().st_size < 10_000
-    refused(lambda file: read_parquet([file]), path)
+    refused(lambda file: read_parquet([file], tmp_path, ANY), path)
 
 
 def test_a_parquet_file_whose_rows_refer_to_one_large_image(tmp_path, monkeypatch, refused):
@@ -76,12 +79,12 @@ def test_a_parquet_file_whose_rows_refer_to_one_large_image(tmp_path, monkeypatc
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    monkeypatch.setattr(parquet_images, "MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(parquet_images, "MAX_UNPACKED", 1 << 20)
     monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.table({"image": [bytes(100_000)] * 500, "label": [0] * 500}), path, compression="zstd")
     assert path.stat().st_size < 10_000
-    refused(lambda file: read_parquet([file]).open(0), path)
+    refused(lambda file: read_parquet([file], tmp_path, ANY).images.open(0), path)
     assert list((tmp_path / "cache").rglob("*.arrow")) == []
 
 
@@ -101,7 +104,7 @@ def test_a_record_that_contradicts_itself_does_not_end_the_process(tmp_path):
                 for bit in (1, 2, 64):
                     path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
                     with suppress(UserError):
-                        read_parquet([path]).class_counts.sum()
+                        read_parquet([path], tmp_path, ANY).images.class_counts.sum()
             os._exit(0)
         finally:
             os._exit(1)
@@ -117,7 +120,7 @@ def test_words_of_a_parquet_file_are_kept_once(tmp_path):
     words = pa.DictionaryArray.from_arrays(np.arange(200_000, dtype=np.int32) % 2, ["a" * 100_000, "b"])
     parquet.write_table(pa.table({"image": pa.nulls(200_000, pa.binary()), "label": words}), path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert read_parquet([path]).class_counts.tolist() == [100_000, 100_000]
+    assert read_parquet([path], tmp_path, ANY).images.class_counts.tolist() == [100_000, 100_000]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kB
 
 
@@ -128,7 +131,7 @@ def test_labels_of_a_parquet_file_that_are_no_classes(tmp_path, labels, refused)
 
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.table({"image": [b"x"], "label": labels}), path)
-    refused(lambda file: read_parquet([file]), path)
+    refused(lambda file: read_parquet([file], tmp_path, ANY), path)
 
 
 @pytest.mark.parametrize("name", ["pipe", "missing", "folder", "/dev/zero"])
@@ -143,7 +146,7 @@ def test_a_cell_that_names_another_file(tmp_path, monkeypatch, name, refused):
     cells = pa.array([{"bytes": None, "path": name}], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
     path = tmp_path / "train.parquet"
     parquet.write_table(pa.table({"image": cells, "label": [0]}), path)
-    refused(lambda file: read_parquet([file]).open(0), path)
+    refused(lambda file: read_parquet([file], tmp_path, ANY).images.open(0), path)
 
 
 def archive(path: Path, *members: tarfile.TarInfo) -> Path:

@@ -72,7 +72,7 @@ def refused(words, capfd, named: str) -> None:
 
 RUN = {
     "data__channels": (0, 10**6),
-    "data__class_counts": ([-1, 4, 4], [0, 0, 0], [1, 2], [10**400, 1, 1], ["8", 6, 4]),
+    "data__class_counts": ([-1, 4, 4], [1, 2], [10**400, 1, 1], ["8", 6, 4]),
     "data__group_counts": ([8.5, 6, 4],),
     "data__class_names": ([], [1, 2, 3]),
     "data__splits": ({"test": {"images": 3}}, {"train": {"images": -1}}),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from longtail.files.provenance import __version__ as __version__
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from longtail import data, losses, metrics, posthoc, sklearn
     from longtail.config import TrainConfig
-    from longtail.data.counts import class_counts
+    from longtail.data.labels import class_counts
     from longtail.errors import UserError
     from longtail.exports import export
     from longtail.metrics.scores import evaluate
@@ -43,7 +43,7 @@ else:
         "UserError": "errors",
         "attach": "tasks.calibrate",
         "calibrate": "tasks.calibrate",
-        "class_counts": "data.counts",
+        "class_counts": "data.labels",
         "compare": "tasks.compare",
         "diagnose": "tasks.diagnose",
         "distribution": "tasks.class_distribution",

@@ -6,6 +6,7 @@ This file imports nothing heavy: `longtail --help` reads it.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,8 +16,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from longtail.errors import UserError, choose, number, whole_number
-from longtail.files.provenance import WORKERS
 from longtail.files.reading import read_text, reading
+
+# Default number of processes that decode images: more processes than usable cores would wait for each other.
+WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +59,22 @@ class DataConfig:
     """Random seed of the selected images, their order, augmentation and the initial weights."""
 
     def __post_init__(self) -> None:
-        _check_words(self)
-        _check_numbers(self, DATA_NUMBERS)
+        """Check every setting against its type and its bounds; TOML and JSON files may have anything."""
+        for name, hint in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), get_args(hint) or (hint,)
+            option = f"--{name.replace('_', '-')}"
+            if value is None and type(None) in kinds:
+                continue
+            if get_origin(hint) is Literal:
+                choose(name, value, kinds)
+            elif name in BOUNDS and float in kinds:
+                number(option, value, **BOUNDS[name])
+            elif name in BOUNDS:
+                whole_number(option, value, at_least=int(BOUNDS[name]["at_least"]))
+            elif hint is bool and not isinstance(value, bool):
+                raise UserError(f"{name} must be true or false, not {value!r}")
+            elif hint in (str, str | None) and (not isinstance(value, str) or "\0" in value):
+                raise UserError(f"{name} must be text, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +86,7 @@ class TrainConfig(DataConfig):
     options: dict[str, str] = field(default_factory=dict)
     """Settings of the method, as name value pairs."""
     sampler: str | None = None
-    """Sampler to use instead of the method's own: instance, class-balanced, square-root, …"""
+    """Sampler to use instead of that of the method: instance, class-balanced, square-root, …"""
 
     backbone: str
     """Network: digits, resnet8/14/20/32/44/56 (CIFAR), resnet10/18/34/50/101/152, resnext50; or one of another
@@ -150,21 +167,25 @@ class TrainConfig(DataConfig):
         super().__post_init__()
         if (self.epochs is None) == (self.iterations is None):
             raise UserError("give the length of training with either --epochs or --iterations")
-        _check_numbers(self, NUMBERS)
         if not isinstance(self.options, dict) or not isinstance(self.augment, tuple):
             raise UserError("options must be names and values, and augment a list of names")
         if not re.fullmatch(r"all|head|lora|last:[1-9]\d{0,5}", self.train):
             raise UserError(f"--train must be all, head, lora or last:N (the last N blocks), not {self.train!r}")
-        _check_pixels(self)
+        for name, bounds in (("mean", {}), ("std", {"above": 0.0})):
+            values = getattr(self, name)
+            if values is not None and (not isinstance(values, tuple) or len(values) not in (1, 3)):
+                raise UserError(f"{name} must list one number per channel, not {values!r}")
+            for value in values or ():
+                number(name, value, **bounds)
+        if (self.mean is None) != (self.std is None) or not isinstance(self.architecture, dict):
+            raise UserError("mean and std are given together, and architecture is a table of names and values")
 
 
 # Bounds of the settings that are numbers; `None` is allowed where it is the default.
-DATA_NUMBERS: dict[str, dict[str, float]] = {
+BOUNDS: dict[str, dict[str, float]] = {
     "imbalance": {"at_least": 1},
     "validation": {"at_least": 0, "below": 1},
     "seed": {"at_least": 0},
-}
-NUMBERS: dict[str, dict[str, float]] = {
     "epochs": {"above": 0, "at_most": 1e9},
     "lr": {"above": 0},
     "momentum": {"at_least": 0, "below": 1},
@@ -183,56 +204,11 @@ NUMBERS: dict[str, dict[str, float]] = {
         for name in ("iterations", "batch_size", "accumulate", "image_size", "evaluate_every", "checkpoint_every")
     },
 }
-
-
-def _check_numbers(config: DataConfig, bounds: dict[str, dict[str, float]]) -> None:
-    hints = get_type_hints(type(config))
-    for name, allowed in bounds.items():
-        value, hint = getattr(config, name), hints[name]
-        if value is None and type(None) in get_args(hint):
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if float in (hint, *get_args(hint)):
-            number(option, value, **allowed)
-        else:
-            whole_number(option, value, at_least=int(allowed["at_least"]))
-
-
-def _check_words(config: DataConfig) -> None:
-    """Settings that are words or switches, as TOML and JSON files may have them wrong."""
-    for name, hint in get_type_hints(type(config)).items():
-        value, inner = getattr(config, name), get_args(hint)
-        if get_origin(hint) is Literal:
-            choose(name, value, inner)
-        elif hint is bool and not isinstance(value, bool):
-            raise UserError(f"{name} must be true or false, not {value!r}")
-        elif str not in (hint, *inner) or get_origin(hint) in (dict, tuple) or (value is None and inner):
-            continue
-        elif not isinstance(value, str) or "\0" in value:
-            raise UserError(f"{name} must be text, not {value!r}")
-
-
-def _check_pixels(config: TrainConfig) -> None:
-    """Mean and standard deviation of the pixels, and the architecture, as TOML and JSON files may have them wrong."""
-    for name, bounds in (("mean", {}), ("std", {"above": 0.0})):
-        values = getattr(config, name)
-        if values is not None and (not isinstance(values, tuple) or len(values) not in (1, 3)):
-            raise UserError(f"{name} must list one number per channel, not {values!r}")
-        for value in values or ():
-            number(name, value, **bounds)
-    if (config.mean is None) != (config.std is None) or not isinstance(config.architecture, dict):
-        raise UserError("mean and std are given together, and architecture is a table of names and values")
-
-
 MAX_TOML = 1 << 16  # bytes; time and memory of a dotted name (a.a.a…) grow with the square of its length
 MAX_LINE = 10_000  # characters
 
 # Settings that may differ when a run is resumed: they do not change the result.
-PLACES = ("root", "device", "workers", "cache_gb", "checkpoint_every")
-
-
-def to_dict(config: TrainConfig) -> dict[str, Any]:
-    return asdict(config)
+OF_MACHINE = ("root", "device", "workers", "cache_gb", "checkpoint_every")
 
 
 def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
@@ -261,7 +237,7 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a TOML file, as `from_dict` takes them."""
     with reading(path, "valid TOML"):
-        text = read_text(path, "a TOML file", most=MAX_TOML)
+        text = read_text(path, "a TOML file", max_bytes=MAX_TOML)
         if max(map(len, text.splitlines()), default=0) > MAX_LINE:
             raise UserError(f"{path} has a line of more than {MAX_LINE:,} characters; settings are shorter")
         settings = tomllib.loads(text)
@@ -271,7 +247,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def comparable(config: TrainConfig) -> dict[str, Any]:
     """The settings that decide what is computed."""
-    return {name: value for name, value in to_dict(config).items() if name not in PLACES}
+    return {name: value for name, value in asdict(config).items() if name not in OF_MACHINE}
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:

@@ -31,20 +31,20 @@ from longtail.errors import ReportedElsewhere, UserError
 from longtail.launch import (
     POLL_SECONDS,
     SILENT_SECONDS,
+    env_number,
     exit_with_parent,
-    joining_seconds,
+    join_timeout,
     launcher_store,
     not_joined,
-    number_of,
 )
 
 REASON_SECONDS = 5.0  # how long a process waits for the reason after another process is gone
 LEAVING_SECONDS = 10.0  # how long the process that hosts the store waits for the others to leave
 
 
-def collective_seconds() -> int:
+def collective_timeout() -> int:
     """After how many seconds a collective call gives up."""
-    return number_of("LONGTAIL_TIMEOUT", 1800)
+    return env_number("LONGTAIL_TIMEOUT", 1800)
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,11 @@ def group_of_caller(device: torch.device) -> World:
 
 def summed(tensor: Tensor) -> Tensor:
     """Sum in place over the processes that train together, for modules that do not have their `World`."""
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(tensor)
-    return tensor
+    return group_of_caller(tensor.device).sum(tensor)
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` is the fastest available device; `cuda` is this process's own GPU."""
+    """`auto` is the fastest available device; `cuda` is the GPU of this process."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -145,15 +143,15 @@ def join(device: str = "auto") -> Iterator[World]:
     If one process fails, all stop with its error. A process group that the caller has already initialised is
     used as it is.
     """
-    size = number_of("WORLD_SIZE", 1)
-    local_rank = number_of("LOCAL_RANK", 0, at_least=0)
+    size = env_number("WORLD_SIZE", 1)
+    local_rank = env_number("LOCAL_RANK", 0, at_least=0)
     if (dist.is_available() and dist.is_initialized()) or size == 1:
         yield group_of_caller(find_device(device, local_rank))
         return
     rank = os.environ.get("RANK", "")
     if not rank.isdecimal() or int(rank) >= size:
         raise UserError(f"WORLD_SIZE says {size} processes, but RANK is {rank!r}; start them with torchrun")
-    joining_seconds(), collective_seconds()  # a variable that cannot be read is named before anything waits
+    join_timeout(), collective_timeout()  # a variable that cannot be read is named before anything waits
     exit_with_parent()
     session = _Session(int(rank), size)
     failure: Exception | None = None
@@ -191,7 +189,7 @@ class _Session:
             store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
             launcher.set(key, str(store.port))
             return store
-        deadline = time.monotonic() + joining_seconds()
+        deadline = time.monotonic() + join_timeout()
         while time.monotonic() < deadline:
             try:
                 port = int(launcher.get(key))
@@ -211,7 +209,7 @@ class _Session:
         self.store.set(f"joined{self.rank}", json.dumps(description))
         keys = [f"joined{rank}" for rank in range(self.size)]
         try:
-            self.store.wait(keys, timedelta(seconds=joining_seconds()))
+            self.store.wait(keys, timedelta(seconds=join_timeout()))
         except RuntimeError as error:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
             raise UserError(f"{not_joined(self.size)}: process {missing[0]} is missing") from error
@@ -225,7 +223,7 @@ class _Session:
             store=PrefixStore("group", self.store),
             rank=self.rank,
             world_size=self.size,
-            timeout=timedelta(seconds=collective_seconds()),
+            timeout=timedelta(seconds=collective_timeout()),
         )
         return World(self.rank, self.size, chosen)
 

@@ -64,8 +64,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
     True
     """
-    of_torch = type(error).__name__ == "OutOfMemoryError"  # torch is not imported for this
-    if isinstance(error, MemoryError) or of_torch:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without its import
         return True
     phrases = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
@@ -93,18 +92,14 @@ def number(name: str, value: Any, **bounds: float) -> float:
     Traceback (most recent call last):
     longtail.errors.UserError: beta must be a number, at least 0 and below 1, not 1
     """
-    usable = isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
+    try:
+        usable = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number of more than 300 digits
+        usable = False
     if not usable or not all(_BOUNDS[kind](value, bound) for kind, bound in bounds.items()):
         wanted = " and ".join(f"{kind.replace('_', ' ')} {bound:g}" for kind, bound in bounds.items())
         raise UserError(f"{name} must be a number, {wanted or 'finite'}, not {value!r}")
     return float(value)
-
-
-def _is_finite(value: Real) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number of more than 300 digits
-        return False
 
 
 def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int = LARGEST) -> int:

@@ -1,4 +1,4 @@
-"""How this process was started, and how it is asked to end: the variables and the store of torchrun, signals."""
+"""How this process was started and how it ends: the environment variables and the store of torchrun, signals."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from typing import Any
 
 from longtail.errors import EXIT_TERMINATED, UserError
 
-MOST_DIGITS = 9  # of any number of processes, ports or seconds
+MAX_DIGITS = 9  # of any number of processes, ports or seconds
 POLL_SECONDS = 0.05
-PARENT_SECONDS = 0.5  # between two looks at whether torchrun is still there
+PARENT_SECONDS = 0.5  # between two checks whether torchrun is still running
 SILENT_SECONDS = 2.0  # a process that does not print the error exits later than the one that prints it
 
 
-def number_of(name: str, default: int, *, at_least: int = 1) -> int:
+def env_number(name: str, default: int, *, at_least: int = 1) -> int:
     """An environment variable that holds a whole number; an empty one counts as unset."""
     text = os.environ.get(name) or str(default)
-    if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) < at_least:
+    if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) < at_least:
         raise UserError(
             f"environment variable {name} is {text!r}; unset it or set a whole number of at least {at_least}"
         )
     return int(text)
 
 
-def joining_seconds() -> int:
+def join_timeout() -> int:
     """How long a process waits for the others to join."""
-    return number_of("LONGTAIL_JOIN_TIMEOUT", 50)
+    return env_number("LONGTAIL_JOIN_TIMEOUT", 50)
 
 
 def not_joined(size: int) -> str:
     """The message of a process that waited for others."""
-    return f"not all of {size} processes joined within {joining_seconds()} s"
+    return f"not all of {size} processes joined within {join_timeout()} s"
 
 
 def is_main_process() -> bool:
     """Whether this process prints: only rank 0 does."""
-    return number_of("WORLD_SIZE", 1) == 1 or os.environ.get("RANK", "0") == "0"
+    return env_number("WORLD_SIZE", 1) == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def has_agent_store() -> bool:
@@ -62,13 +62,13 @@ def launcher_store() -> Any:
     """
     from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
-    rank, size = number_of("RANK", 0, at_least=0), number_of("WORLD_SIZE", 1)
+    rank, size = env_number("RANK", 0, at_least=0), env_number("WORLD_SIZE", 1)
     try:
-        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timedelta(seconds=joining_seconds()))))
+        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timedelta(seconds=join_timeout()))))
     except ValueError as error:
         raise UserError(f"WORLD_SIZE says {size} processes, but {error}; start them with torchrun") from error
     except RuntimeError as error:
-        raise UserError(f"{not_joined(size)}, says process {rank}") from error
+        raise UserError(f"{not_joined(size)} (process {rank})") from error
     return store
 
 
@@ -109,7 +109,7 @@ def exit_with_parent() -> None:
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
-def terminations() -> tuple[int, ...]:
+def termination_signals() -> tuple[int, ...]:
     """The signals that end a process; SIGHUP is not among them under `nohup`, which lets it be ignored."""
     hangup = getattr(signal, "SIGHUP", None)  # not on every system
     if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:
@@ -118,7 +118,7 @@ def terminations() -> tuple[int, ...]:
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
+def signal_handler(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
     """A block in which signals go to a handler; in another thread than the main one nothing changes."""
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in numbers if in_main}

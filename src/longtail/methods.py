@@ -125,14 +125,10 @@ class PostHocMethod:
     needs: str = ""
 
     @property
-    def class_name(self) -> str:
-        return self.path.split(".")[-1]
-
-    @property
     def estimator(self) -> type[PostHoc]:
         """Its class, imported at first use: it imports scikit-learn, which training does not need."""
-        module = importlib.import_module(f"longtail.posthoc.{self.path.rpartition('.')[0]}")
-        return cast("type[PostHoc]", getattr(module, self.class_name))
+        module, _, kind = self.path.rpartition(".")
+        return cast("type[PostHoc]", getattr(importlib.import_module(f"longtail.posthoc.{module}"), kind))
 
 
 TRAIN_METHODS: dict[str, TrainMethod] = {
@@ -410,7 +406,7 @@ def describe_posthoc(method: PostHoc, name: str | None = None) -> tuple[PostHocM
     """The entry of a method in the table, and its name; a user's class is described by the name of the class alone."""
     kind = type(method).__name__
     for listed, entry in POSTHOC_METHODS.items():
-        if entry.class_name == kind and entry.estimator is type(method):
+        if f"longtail.posthoc.{entry.path}" == f"{type(method).__module__}.{kind}":
             return entry, name or listed
     if method.wrapped is not None:
         inner, inner_name = describe_posthoc(method.wrapped, name)

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from longtail.config import TrainConfig
-from longtail.errors import choose
 
 CIFAR_AUGMENT = ("crop", "flip", "autoaugment", "cutout")
 PICTURES_AUGMENT = ("resized-crop", "flip", "jitter")
@@ -38,8 +38,9 @@ def _cifar(data: str, imbalance: float) -> TrainConfig:
     )
 
 
-def _released(config: TrainConfig) -> TrainConfig:
-    return replace(config, lr=0.1, warmup=800, warmup_from=0.05)
+def _photographs(data: str, backbone: str, epochs: int, batch_size: int, **more: Any) -> TrainConfig:
+    settings = {"image_size": 224, "augment": PICTURES_AUGMENT, "lr": 0.1, **more}
+    return TrainConfig(data=data, backbone=backbone, epochs=epochs, batch_size=batch_size, **settings)
 
 
 _CIFARS = {
@@ -61,46 +62,22 @@ RECIPES: dict[str, TrainConfig] = {
         checkpoint_every=5,
     ),
     **_CIFARS,
-    **{f"{name}-release": _released(config) for name, config in _CIFARS.items() if config.imbalance >= 100},
-    "imagenet-lt": TrainConfig(
-        data="imagenet-lt",
-        backbone="resnext50",
-        image_size=224,
-        augment=PICTURES_AUGMENT,
-        epochs=90,
-        batch_size=256,
-        lr=0.1,
-    ),
-    "places-lt": TrainConfig(
-        data="places-lt",
-        backbone="resnet152",
-        image_size=224,
-        augment=PICTURES_AUGMENT,
-        epochs=30,
-        batch_size=128,
-        lr=0.1,
-    ),
-    "inaturalist18": TrainConfig(
-        data="inaturalist18",
-        validation=0.05,
-        backbone="resnet50",
-        image_size=224,
-        augment=("resized-crop", "flip"),
-        epochs=200,
-        batch_size=256,
-        lr=0.1,
-        weight_decay=1e-4,
+    **{
+        f"{name}-release": replace(config, lr=0.1, warmup=800, warmup_from=0.05)
+        for name, config in _CIFARS.items()
+        if config.imbalance >= 100
+    },
+    "imagenet-lt": _photographs("imagenet-lt", "resnext50", 90, 256),
+    "places-lt": _photographs("places-lt", "resnet152", 30, 128),
+    "inaturalist18": _photographs(
+        "inaturalist18", "resnet50", 200, 256, validation=0.05, augment=("resized-crop", "flip"), weight_decay=1e-4
     ),
 }
 
 # Data set → method → the settings its authors use there, where they are not the method's defaults. Length, batch,
 # rate and weight decay stay those of the recipe: methods are compared at equal steps.
 AUTHORS_SETTINGS: dict[str, dict[str, dict[str, str]]] = {
-    "cifar10": {
-        "causal-norm": {"alpha": "1"},
-        "equalization": {"threshold": "0.005"},
-        "focal": {"gamma": "1"},
-    },
+    "cifar10": {"causal-norm": {"alpha": "1"}, "equalization": {"threshold": "0.005"}, "focal": {"gamma": "1"}},
     "cifar100": {
         "causal-norm": {"alpha": "1.5"},
         "equalization": {"threshold": "0.005"},
@@ -132,18 +109,11 @@ def with_authors_settings(config: TrainConfig) -> TrainConfig:
 
 @dataclass(frozen=True)
 class StageTwo:
-    """How stage two is trained where it is trained in steps (`solver="sgd"`), and its weight decay.
+    """How stage two is trained where it is trained in steps (`solver="sgd"`), and its weight decay."""
 
-    Args:
-        batch_size: samples per step.
-        weight_decay: of everything that is trained.
-        epochs: passes over the training images; None for `iterations`.
-        iterations: steps.
-    """
-
-    batch_size: int = 512
+    batch_size: int = 512  # samples per step
     weight_decay: float = 5e-4
-    epochs: int | None = None
+    epochs: int | None = None  # passes over the training images; None for `iterations`
     iterations: int = 2000
 
     def steps(self, train_images: int) -> int:
@@ -161,8 +131,3 @@ STAGE_TWO: dict[str, StageTwo] = {
     "places-lt": StageTwo(128, epochs=10),
     "inaturalist18": StageTwo(256, 1e-4, epochs=30),
 }
-
-
-def find_recipe(config: TrainConfig | str) -> TrainConfig:
-    """A configuration itself, or the recipe of that name."""
-    return RECIPES[choose("recipe", config, RECIPES)] if isinstance(config, str) else config

@@ -6,6 +6,7 @@ Scores of samples that a classifier was trained on are overconfident, most of al
 So the method is fitted on cross-validated scores, or, with `cv="prefit"`, on held-out data.
 """
 
+# ruff: noqa: N803 (X is scikit-learn's name)
 from __future__ import annotations
 
 import warnings
@@ -72,7 +73,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.n_jobs = n_jobs
         self.memory = memory
 
-    def fit(self, X: Any, y: Any, *, class_counts: Any = None, **fit_params: Any) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any, *, class_counts: Any = None, **fit_params: Any) -> Self:
         """Fit the estimator and the method on data and labels (N,) of any type.
 
         Args:
@@ -120,7 +121,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 setattr(self, name, getattr(self.estimator_, name))
         return self
 
-    def _held_out(self, estimator: Any, X: Any, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+    def _held_out(self, estimator: Any, X: Any, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         try:
             check_is_fitted(estimator)
         except NotFittedError as error:
@@ -133,38 +134,34 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             )
         return self._logits(X), np.searchsorted(self.classes_, y)
 
-    def _logits(self, X: Any) -> np.ndarray:  # noqa: N803
+    def _logits(self, X: Any) -> np.ndarray:
         response = _response(self.estimator_)
-        scores = getattr(self.estimator_, response)(X)
-        return _as_logits(scores, response, len(self.classes_), self.estimator_)
+        return _as_logits(getattr(self.estimator_, response)(X), response, len(self.classes_), self.estimator_)
 
-    def _calibrated(self, X: Any) -> np.ndarray:  # noqa: N803
+    def _calibrated(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         return np.asarray(self.method_.transform(self._logits(X)))
 
-    def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
+    def decision_function(self, X: Any) -> np.ndarray:
         """Calibrated logits (N, K); for two classes, the second logit minus the first, (N,)."""
         calibrated = self._calibrated(X)
         return calibrated[:, 1] - calibrated[:, 0] if calibrated.shape[1] == 2 else calibrated
 
-    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (N, K) after calibration."""
         check_is_fitted(self)
         return np.asarray(self.method_.predict_proba(self._logits(X)))
 
-    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict(self, X: Any) -> np.ndarray:
         """The class of each sample."""
-        best = self._calibrated(X).argmax(1)
+        best = self._calibrated(X).argmax(1)  # first: it checks that this is fitted
         return self.classes_[best]
 
     def set_params(self, **params: Any) -> Self:
         """Set settings, also of the parts that are made by default: `method__gamma` is that of `MARC()`."""
         for name, default in (("estimator", LogisticRegression), ("method", MARC)):
-            if (
-                getattr(self, name) is None
-                and name not in params
-                and any(key.startswith(f"{name}__") for key in params)
-            ):
+            inner = any(key.startswith(f"{name}__") for key in params)
+            if inner and getattr(self, name) is None and name not in params:
                 setattr(self, name, default())
         return super().set_params(**params)
 
@@ -184,12 +181,7 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
 
 def _cross_validated(
-    estimator: Any,
-    X: Any,  # noqa: N803
-    y: np.ndarray,
-    folds: Any,
-    fit_params: dict[str, Any],
-    n_jobs: int | None,
+    estimator: Any, X: Any, y: np.ndarray, folds: Any, fit_params: Any, n_jobs: int | None
 ) -> tuple[Any, np.ndarray]:
     """The estimator fitted on all data, and logits (N, K) of each sample from a fit without it."""
     classes, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
@@ -218,26 +210,15 @@ def _cross_validated(
     return fitted, _as_logits(scores, response, len(classes), estimator)
 
 
-def _copy(estimator: Any) -> Any:
-    """The estimator with its settings, not fitted."""
-    return clone(estimator)
-
-
-def _fitted(
-    estimator: Any,
-    X: Any,  # noqa: N803
-    y: np.ndarray,
-    codes: np.ndarray,
-    fit_params: dict[str, Any],
-) -> tuple[Any, np.ndarray]:
+def _fitted(estimator: Any, X: Any, y: np.ndarray, codes: np.ndarray, fit_params: Any) -> tuple[Any, np.ndarray]:
     """The estimator fitted on labels (N,), or on class numbers if it needs them (XGBoost); and the labels used."""
     try:
-        return _copy(estimator).fit(X, y, **fit_params), y
+        return clone(estimator).fit(X, y, **fit_params), y
     except ValueError as error:
         if np.array_equal(y, codes):
             raise
         try:
-            return _copy(estimator).fit(X, codes, **fit_params), codes
+            return clone(estimator).fit(X, codes, **fit_params), codes
         except ValueError:
             raise error from None
 
@@ -257,8 +238,8 @@ def _as_logits(scores: np.ndarray, response: str, classes: int, estimator: Any) 
         return np.log(np.clip(scores, SMALLEST_PROBABILITY, None))
     if scores.ndim == 1:
         return np.stack([-scores / 2, scores / 2], axis=1)
-    pairs = getattr(_last_step(estimator), "decision_function_shape", None) == "ovo"
-    if pairs or scores.shape[1] != classes:
+    last = estimator[-1] if isinstance(estimator, Pipeline) else estimator
+    if getattr(last, "decision_function_shape", None) == "ovo" or scores.shape[1] != classes:
         raise UserError(
             f"{type(estimator).__name__} gives {scores.shape[1]} scores for {classes} classes, one per pair; "
             'set decision_function_shape="ovr"'
@@ -275,13 +256,9 @@ def _present(sample_weight: Any, codes: np.ndarray, classes: np.ndarray) -> np.n
     return present
 
 
-def _last_step(estimator: Any) -> Any:
-    return estimator[-1] if isinstance(estimator, Pipeline) else estimator
-
-
 def _linear_head(estimator: Any, classes: int) -> dict[str, np.ndarray]:
     """Norms and biases of the class vectors of a linear classifier; nothing for others."""
-    last = _last_step(estimator)
+    last = estimator[-1] if isinstance(estimator, Pipeline) else estimator
     weight, bias = getattr(last, "coef_", None), getattr(last, "intercept_", None)
     if not isinstance(weight, np.ndarray) or weight.ndim != 2 or len(weight) != classes:
         return {}

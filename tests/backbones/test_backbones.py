@@ -7,10 +7,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from longtail.backbones import BACKBONES, build_backbone, num_features
+from longtail.backbones.inference import folded
 from longtail.backbones.resnet import CifarResNet
 from longtail.backbones.weights import load_backbone, read_weights
 from longtail.errors import UserError
+from longtail.methods import TRAIN_METHODS
 from longtail.networks.objective import Classifier
+from longtail.outputs.record import fingerprint
 
 
 def count(model: nn.Module) -> int:
@@ -55,14 +58,11 @@ def test_names_are_those_of_torchvision():
 
 
 def test_shortcut_of_the_cifar_resnet_has_no_parameters():
-    block = CifarResNet(8).layer2[0]
     x = torch.randn(2, 16, 8, 8)
-    shortcut = block.shortcut(x)
+    shortcut = CifarResNet(8).layer2[0].downsample(x)
     assert shortcut.shape == (2, 32, 4, 4)
     assert torch.equal(shortcut[:, 8:24], x[:, :, ::2, ::2])
     assert shortcut[:, :8].abs().sum() == shortcut[:, 24:].abs().sum() == 0
-    with pytest.raises(ValueError, match=r"6n \+ 2 layers"):
-        CifarResNet(30)
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "module.backbone."])
@@ -114,11 +114,59 @@ def test_bad_weight_files_are_named(tmp_path):
         read_weights(tmp_path / "w.safetensors")
 
 
-def test_unknown_backbone_lists_the_known_ones():
+def test_what_is_no_backbone_is_named():
     with pytest.raises(UserError, match="did you mean 'resnet50'.*resnext50"):
         build_backbone("resnet-50")
-
-
-def test_a_backbone_must_say_how_wide_its_features_are():
+    with pytest.raises(ValueError, match=r"6n \+ 2 layers"):
+        CifarResNet(30)
     with pytest.raises(UserError, match=r"Flatten has no attribute num_features, .*; set Flatten.num_features"):
         Classifier(nn.Flatten(), 10)
+
+
+# Batch-norm folded into the convolution before it.
+
+
+def used(network):
+    """Batch-norms as training leaves them: no mean 0, no variance 1, no scale 1."""
+    generator = torch.Generator().manual_seed(1)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight, module.running_var):
+                tensor.data = 0.5 + torch.rand(tensor.shape, generator=generator)
+            for tensor in (module.bias, module.running_mean):
+                tensor.data = torch.randn(tensor.shape, generator=generator) / 2
+    return network
+
+
+def norms(network):
+    return sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+
+
+class NormFirst(nn.Module):
+    """Its layers do not run in the order in which they stand."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        return self.conv(self.norm(x))
+
+
+@pytest.mark.parametrize("name", [*BACKBONES, "softmax", "bbn", "hybrid-sc", "oltr", "causal-norm", NormFirst])
+def test_folded_networks_have_the_same_outputs_and_fewer_layers(name):
+    torch.manual_seed(0)
+    if name is NormFirst:
+        network, left = NormFirst(), 1  # an order that is not known is not guessed
+    elif name in BACKBONES:
+        network, left = build_backbone(name, 1 if name == "digits" else 3), 0
+    else:
+        network, left = TRAIN_METHODS[name].build(build_backbone("resnet8"), torch.tensor([50, 10, 2]), {})[0], None
+    network, before = used(network).train(), fingerprint(network)
+    images = torch.randn(2, 1, 8, 8) if name == "digits" else torch.randn(2, 3, 32, 32)
+    smaller = folded(network)
+    assert (fingerprint(network), network.training) == (before, True)
+    assert norms(smaller) == left if left is not None else norms(smaller) < norms(network)
+    with torch.no_grad():
+        expected = network.eval()(images)
+        torch.testing.assert_close(smaller(images), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from longtail.backbones import library
+from longtail.backbones import build_backbone, library
 from longtail.backbones.library import build_library, input_settings
 from longtail.errors import UserError
 
@@ -73,14 +73,16 @@ def test_features_are_what_the_classifier_of_timm_sees(name, wrapped, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_features_are_what_the_classifier_of_hugging_face_sees(kind, hf_folder):
+def test_features_are_what_the_classifier_of_hugging_face_sees(kind, hf_folder, capfd):
     folder = hf_folder(kind)
+    capfd.readouterr()
     settings = input_settings(f"hf:{folder}")
     assert (settings["image_size"], settings["interpolation"]) == (32, "bicubic")
     assert settings["mean"] == pytest.approx((0.1, 0.2, 0.3))
     assert settings["std"] == pytest.approx((0.4, 0.5, 0.6))
     architecture = json.loads(json.dumps(settings["architecture"]))
     network = build_library(f"hf:{folder}", 32, architecture, None, True).eval()
+    assert capfd.readouterr().err == ""  # no progress bars
     whole = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     seen = []
     classifier = whole.classifier[-1] if kind == "resnet" else whole.classifier
@@ -116,14 +118,11 @@ def test_a_network_without_a_classifier_gives_its_pooled_output():
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
-        (
-            "timm:vit_tinny_patch16_224",
-            "; the nearest names: vit_tiny_patch",
-        ),
+        ("timm:vit_tinny_patch16_224", "; the nearest names: vit_tiny_patch"),
         ("timm:", "timm has no network ''"),
         ("timm:test_vit.other", "timm has no weights called 'test_vit.other'; choose from: test_vit.r160_in1k"),
         ("hf:", "hf: cannot be loaded"),
-        ("hf:.", "hf:. cannot be loaded"),
+        ("hf:.", "hf:. cannot be loaded .*; give a network of the Hub, or hf:FOLDER with its config.json"),
     ],
 )
 def test_unknown_names_are_one_line(backbone, message, monkeypatch):
@@ -142,6 +141,11 @@ def test_what_cannot_be_built_is_one_line(tmp_path, monkeypatch):
         build_library("timm:test_resnet", 32, {}, tmp_path / "other.safetensors", True)
     with pytest.raises(UserError, match="timm:test_vit cannot take images of 4 x 4 pixels"):
         build_library("timm:test_vit", 4, {}, None, False)
+    words = transformers.BertConfig(**VIT).to_json_string()
+    with pytest.raises(UserError, match="hf:words takes input_ids, not images"):
+        build_library("hf:words", 32, json.loads(words), None, False)
+    with pytest.raises(UserError, match="unknown backbone 'tim:resnet18'; those of other libraries are timm:NAME"):
+        build_backbone("tim:resnet18")
     monkeypatch.setattr(timm, "create_model", _unreachable)
     with pytest.raises(UserError, match="cannot be loaded .*--weights FILE .*--no-pretrained"):
         build_library("timm:test_vit", 160, {}, None, True)

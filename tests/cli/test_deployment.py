@@ -1,4 +1,4 @@
-"""Class frequencies estimated from images, prediction sets, and long-tailed test splits, from the command line."""
+"""Class frequencies of new images (given or estimated), prediction sets, long-tailed test splits: the commands."""
 
 import csv
 import json
@@ -35,6 +35,30 @@ def photos(tmp_path_factory):
 def predict(capsys, *words):
     assert main(["predict", *map(str, words), "--device", "cpu", "--json", "--top", "10"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def probabilities(capsys, *words):
+    """(N, K) as predict prints them, in the order of the classes."""
+    rows = [
+        sorted((one["name"], one["probability"]) for one in image["classes"])
+        for image in predict(capsys, *words)["images"]
+    ]
+    return np.array([[value for _, value in row] for row in rows])
+
+
+def test_predict_changes_the_target_prior_without_another_fit(digits_copy, photos, tmp_path, capsys):
+    prior = tmp_path / "prior.csv"
+    prior.write_text("".join(f"{digit},{10 - digit}\n" for digit in range(10)))
+    words = ["calibrate", str(digits_copy), "--method", "halo", "--device", "cpu", "--quiet"]
+    assert main(words) == 0
+    for target in ("train", "0.5", str(prior)):
+        assert main([*words, "--target-prior", target, "--out", str(tmp_path / "out"), "--overwrite"]) == 0
+        fitted = probabilities(capsys, tmp_path / "out", photos)
+        changed = probabilities(capsys, digits_copy / "halo", photos, "--target-prior", target)
+        np.testing.assert_allclose(changed, fitted, rtol=1e-3, atol=1e-5)
+        # From a model for another target prior back to equal classes.
+        back = probabilities(capsys, tmp_path / "out", photos, "--target-prior", "uniform")
+        np.testing.assert_allclose(back, probabilities(capsys, digits_copy / "halo", photos), rtol=1e-3, atol=1e-5)
 
 
 def test_predict_estimates_the_frequencies_of_the_images(halo, photos, capsys):
@@ -106,6 +130,11 @@ def test_evaluate_scores_long_tailed_test_splits(halo, capsys):
         (["evaluate", "{halo}", "--test-profile", "sideways:10"], "--test-profile is forward:N or backward:N"),
         (["evaluate", "{halo}", "--test-profile", "forward:1000"], "use a smaller imbalance factor"),
         (["evaluate", "{run}", "--target-prior", "estimate"], "needs a model calibrated with halo"),
+        (["predict", "{run}", "{photos}", "--target-prior", "train"], "needs a model calibrated with halo"),
+        (
+            ["calibrate", "{run}", "--method", "marc", "--target-prior", "0"],
+            "--target-prior applies to --method halo and",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(halo, digits_copy, photos, tmp_path, capsys, words, message):
@@ -127,3 +156,54 @@ def test_a_calibration_of_another_number_of_classes_is_damaged(halo, photos, tmp
         path.write_text(json.dumps({**values, name: wrong}))
         assert main(["predict", str(tmp_path / "halo"), str(photos), "--target-prior", "train"]) == 2
         assert "calibration.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("top", [1, 3, 10])
+def test_predictions_take_one_line_per_image_at_80_columns(digits_run, photos, tmp_path, monkeypatch, capsys, top):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / "a-folder-with-a-long-name" / "of-photographs" / "that-were-taken-in-summer"
+    folder.mkdir(parents=True)
+    for path in sorted(photos.iterdir())[:10]:
+        shutil.copyfile(path, folder / f"IMG_{path.stem}-original.png")
+    assert main(["predict", str(digits_run), str(folder), "--top", str(top), "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    images = len(list(folder.iterdir()))
+    assert sum(line.split()[0].endswith("-original.png") for line in lines if line.strip()) == images
+
+
+@pytest.mark.parametrize("miss", [7, 400])
+def test_costs_decide_also_beyond_equal_classes(tmp_path, capsys, miss):
+    """One event in 50; its miss costs less, or much more, than makes both classes count the same."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "validation", "test"):
+        labels = (rng.random(4000) < 0.02).astype(int)
+        margin = 1.5 * rng.normal(size=4000) + 3 * labels - 5
+        np.savez(tmp_path / f"{split}.npz", logits=np.stack([-margin / 2, margin / 2], 1), labels=labels)
+    (tmp_path / "costs.csv").write_text(f"true,0,1\n0,0,1\n1,{miss},0\n")
+
+    def cost(*more):
+        files = [f"--{split}={tmp_path / split}.npz" for split in ("validation", "test")]
+        out = ["--out", str(tmp_path / "out"), "--overwrite", "--method", "halo", "--quiet", *files]
+        assert main(["calibrate", str(tmp_path / "train.npz"), *out, *more]) == 0
+        scores = json.loads((tmp_path / "out" / "before-after-test.json").read_text())["after"]
+        (_, alarms), (misses, _) = scores["confusion"]
+        return alarms + miss * misses
+
+    least = cost("--costs", str(tmp_path / "costs.csv"))
+    assert least < 0.9 * min(cost("--target-prior", prior) for prior in ("uniform", "train"))
+
+
+def test_evaluate_prints_the_cost_per_image(digits_copy, tmp_path, capsys):
+    costs = np.where(np.eye(10), 0, np.arange(1, 11)[:, None])
+    rows = [",".join(map(str, [digit, *costs[digit]])) for digit in range(10)]
+    (tmp_path / "costs.csv").write_text("\n".join(["true,0,1,2,3,4,5,6,7,8,9", *rows]))
+    words = ["evaluate", str(digits_copy), "--device", "cpu", "--json", "--costs", str(tmp_path / "costs.csv")]
+    assert main(words) == 0
+    scores = json.loads(capsys.readouterr().out)
+    of_class = [(1 - accuracy) * (digit + 1) for digit, accuracy in enumerate(scores["per_class"])]
+    counts = Run.open(digits_copy).class_counts
+    assert scores["cost"] == pytest.approx(np.average(of_class, weights=counts))
+    (tmp_path / "costs.csv").write_text("true,0,1\n0,0,1\n1,1,0\n")
+    assert main(words) == 2
+    assert "no row for class 2" in capsys.readouterr().err

@@ -196,7 +196,7 @@ def test_every_class_is_shown_if_asked(capsys, trained, monkeypatch):
 
 
 def test_a_report_without_its_extra_is_refused_at_the_start(capsys, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.report.distribution.find_spec", lambda name: None if name == "plotly" else name)
+    monkeypatch.setattr("longtail.report.find_spec", lambda name: None if name == "plotly" else name)
     monkeypatch.setattr("longtail.runs.folder.stored_outputs", None)  # nothing is computed before
     code, _, said = run(capsys, "report", trained, "--out", tmp_path / "report")
     assert code == 2
@@ -244,7 +244,7 @@ def test_a_suggested_command_names_the_folder_that_the_images_have_moved_to(caps
     old.rename(new)
     code, _, said = run(capsys, "calibrate", folder, "--root", new, "--method=halo", "--workers=0")
     assert code == 0
-    suggested = re.search(r"score it with: (longtail evaluate .*)", said)[1]
+    suggested = re.search(r"next: (longtail report .*)", said)[1]
     code, _, said = run(capsys, *shlex.split(suggested)[1:], "--workers=0")
     assert code == 0, said
     code, _, said = run(capsys, "report", folder, "--root", new, "--workers=0")

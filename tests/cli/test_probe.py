@@ -80,47 +80,37 @@ def spoiled(files, kind):
         labels = labels[:-1]
     if kind == "one class":
         labels = np.zeros_like(labels)
-    if kind == "fractions":
-        labels = labels + 0.5
     if kind == "no labels":
         return [files.write("bad.npz", features=features)]
     if kind == "no features":
         return [files.write("bad.npz", logits=features, labels=labels)]
-    if kind == "vector":
-        features = features[:, 0]
-    if kind == "no file":
-        return [str(files.folder / "nothing.npz")]
+    if kind in ("numbered rows", "text in a column"):
+        rows = [f"{row},{label},x" for row, label in enumerate(labels)]
+        heading = "id,label,note" if kind == "numbered rows" else "n,label,note"
+        (files.folder / "a.csv").write_text("\n".join([heading, *rows]))
+        return [str(files.folder / "a.csv")]
     if kind == "ending":
         (files.folder / "a.pickle").write_bytes(b"x")
         return [str(files.folder / "a.pickle")]
-    if kind == "damaged":
-        (files.folder / "bad.npz").write_bytes(b"PK no archive")
-        return [str(files.folder / "bad.npz")]
-    if kind == "text in csv":
-        (files.folder / "bad.csv").write_text("a,b,label\n1,2,x\n1,two,y\n")
-        return [str(files.folder / "bad.csv")]
     return [files.write("bad.npz", features=features, labels=labels)]
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("nan", "bad.npz: NaN in row 7"),
-        ("infinity in test", "bad.npz: infinity in row 5"),
+        ("nan", "bad.npz: features of row 7 contain NaN or inf"),
+        ("infinity in test", "bad.npz: features of row 5 contain NaN or inf"),
         ("width", "bad.npz has 60 features"),
         ("unknown class", "is of class 10, which"),
         ("prior", "target_prior must be uniform, train"),
         ("prior of other classes", "there is no class cat"),
         ("length", "labels; each row needs one"),
         ("one class", "bad.npz: y has one class only (0)"),
-        ("fractions", "the label in row 0 is 0.5"),
-        ("no labels", "bad.npz has no labels"),
+        ("no labels", "bad.npz has no labels called label, labels, y or target: name their column"),
         ("no features", "has no array called features, embeddings or X; it has: logits, labels"),
-        ("vector", "must be a table of samples and numbers (N, D)"),
-        ("no file", "nothing.npz does not exist"),
+        ("numbered rows", "the column id names rows and is no feature; leave it out"),
+        ("text in a column", "could not convert string to float: 'x' in column note; features are numbers; leave it"),
         ("ending", "cannot read .pickle"),
-        ("damaged", "bad.npz is not"),
-        ("text in csv", "bad.csv, line 3: could not convert string to float: 'two'"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(files, capsys, kind, message):

@@ -39,8 +39,8 @@ def test_labels_in_another_column_and_as_names(table, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("names", "more", "message"),
     [
-        (NAMES, [], "needs a header with one column called label"),
-        (NAMES, ["--label-column", "kind"], "needs a header with one column called kind"),
+        (NAMES, [], "if a column holds the labels, name it with --label-column"),
+        (NAMES, ["--label-column", "kind"], "has no labels called kind; it has: cat, species, dog"),
         (("cat", "dog", "cow"), ["--label-column", "species"], "could not convert string to float: 'cow'"),
     ],
 )

@@ -14,12 +14,11 @@ from PIL import Image
 import longtail
 from longtail.config import DataConfig, TrainConfig
 from longtail.data import cache as decoded
-from longtail.data.augment import clean_transform, training_transform
-from longtail.data.cache import StoredImages, decoded_once, resident
+from longtail.data.augment import build_transform
+from longtail.data.cache import StoredImages, resident
 from longtail.data.images import DecodedImages, FileImages
-from longtail.data.list_files import read_folder
-from longtail.data.loading import load
-from longtail.data.samplers import Sampler
+from longtail.data.listings import read_folder
+from longtail.data.loading import Sampler, load
 from longtail.data.splits import open_splits
 from longtail.errors import UserError
 from longtail.files.tensors import read_tensors
@@ -40,11 +39,15 @@ def photos(tmp_path, monkeypatch):
     return tmp_path / "photos"
 
 
+def folder_of(photos, **settings):
+    return read_folder(photos, DataConfig(**settings)).images
+
+
 def transform_of(*names):
-    return training_transform(names, (0.5,) * 3, (0.25,) * 3, image_size=16, seed=1)
+    return build_transform(names, (0.5,) * 3, (0.25,) * 3, image_size=16, seed=1)
 
 
-CLEAN = clean_transform(("resized-crop",), (0.5,) * 3, (0.25,) * 3, image_size=16)
+CLEAN = build_transform(("resized-crop",), (0.5,) * 3, (0.25,) * 3, image_size=16)
 
 
 def files(folder: Path):
@@ -60,7 +63,7 @@ def batches(images, transform, workers=0):
 
 @pytest.mark.parametrize(("names", "workers"), [(("crop", "flip"), 0), (("resized-crop", "flip", "jitter"), 2)])
 def test_pixels_are_those_of_decoding_each_time(photos, names, workers, monkeypatch):
-    images, transform = read_folder(photos), transform_of(*names)
+    images, transform = folder_of(photos), transform_of(*names)
     stored = resident(images, transform, CPU, cache_gb=1, workers=workers)
     assert isinstance(stored, StoredImages)
     assert stored.digest == images.digest
@@ -99,7 +102,7 @@ def test_held_out_images_are_cut_from_the_whole_pictures_that_training_has_store
 @pytest.mark.parametrize("same_times", [False, True])
 def test_a_changed_file_is_decoded_again(photos, same_times):
     path, transform = photos / "ant" / "01.png", transform_of("crop")
-    before = batches(resident(read_folder(photos), transform, CPU, cache_gb=1), transform)[0]
+    before = batches(resident(folder_of(photos), transform, CPU, cache_gb=1), transform)[0]
     known = path.stat()
     picture = Image.open(path)
     pixels = 255 - np.asarray(picture)
@@ -109,30 +112,26 @@ def test_a_changed_file_is_decoded_again(photos, same_times):
     if same_times:
         os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns))
     try:
-        expected = batches(read_folder(photos), transform)[0]
+        expected = batches(folder_of(photos), transform)[0]
     except UserError:  # cut too short to be read: then it must be said, not answered from the cache
         with pytest.raises(UserError, match="01.png cannot be read"):
-            resident(read_folder(photos), transform, CPU, cache_gb=1)
+            resident(folder_of(photos), transform, CPU, cache_gb=1)
         return
-    after = batches(resident(read_folder(photos), transform, CPU, cache_gb=1), transform)[0]
+    after = batches(resident(folder_of(photos), transform, CPU, cache_gb=1), transform)[0]
     assert torch.equal(after, expected)
     assert not torch.equal(after, before)
 
 
-def test_what_does_not_fit_is_left_where_it_is(photos):
-    images, transform = read_folder(photos), transform_of("resized-crop")
+def test_what_does_not_fit_is_left_where_it_is(photos, monkeypatch):
+    images, transform = folder_of(photos), transform_of("resized-crop")
     assert resident(images, transform, CPU, cache_gb=0) is images
-    assert decoded_once(images, transform.decode, most_bytes=30 * 16 * 16 * 3 - 1) is images
-    assert decoded_once(images, transform.decode, most_bytes=30 * 16 * 16 * 3) is images  # whole pictures are larger
+    gigabytes = 30.5 * 16 * 16 * 3 / 1e9
+    assert resident(images, transform, CPU, cache_gb=gigabytes) is images  # whole pictures are larger
+    assert resident(images, transform_of("crop"), CPU, cache_gb=gigabytes * 0.95) is images
     assert files(photos) == []
-    fixed = transform_of("crop").decode
-    assert isinstance(decoded_once(images, fixed, most_bytes=30 * 16 * 16 * 3), StoredImages)
-
-
-def test_a_cache_folder_that_cannot_be_written_is_no_reason_not_to_train(photos, monkeypatch):
+    assert isinstance(resident(images, transform_of("crop"), CPU, cache_gb=gigabytes), StoredImages)
     (photos.parent / "file").write_text("")
-    monkeypatch.setenv("LONGTAIL_CACHE", str(photos.parent / "file"))
-    images = read_folder(photos)
+    monkeypatch.setenv("LONGTAIL_CACHE", str(photos.parent / "file"))  # a folder that cannot be written
     assert resident(images, transform_of("crop"), CPU, cache_gb=1) is images
 
 
@@ -142,28 +141,23 @@ def test_broken_images_are_named_at_the_start_or_skipped(photos, names):
     (photos / "ant" / "07.png").write_bytes(b"no picture")
     for workers in (0, 2):
         with pytest.raises(UserError, match=r"07.png cannot be read: it is not an image .*--skip-broken") as error:
-            resident(read_folder(photos), transform, CPU, cache_gb=1, workers=workers)
+            resident(folder_of(photos), transform, CPU, cache_gb=1, workers=workers)
         assert "Traceback" not in str(error.value)
     assert files(photos) == []  # nothing half-written stays
-    skipping = read_folder(photos, skip_broken=True)
+    skipping = folder_of(photos, skip_broken=True)
     stored = resident(skipping, transform, CPU, cache_gb=1)
     assert torch.equal(batches(stored, transform)[0], batches(skipping, transform)[0])
     with pytest.raises(UserError, match=r"07.png cannot be read"):  # who does not skip is still told
-        resident(read_folder(photos), transform, CPU, cache_gb=1)
-
-
-def test_of_many_broken_images_the_first_are_named(photos):
+        resident(folder_of(photos), transform, CPU, cache_gb=1)
     for number in range(7):
         (photos / "ant" / f"0{number}.png").write_bytes(b"no picture")
-    total = len(read_folder(photos))
-    message = rf"7 of {total} images are missing or cannot be read: \S*00.png, \S*01.png, .*04.png, … .--skip-broken"
+    message = r"8 of \d+ images are missing or cannot be read: \S*00.png, \S*01.png, .*04.png, … .--skip-broken"
     with pytest.raises(UserError, match=message):
-        resident(read_folder(photos), transform_of("crop"), CPU, cache_gb=1)
-    assert files(photos) == []
+        resident(folder_of(photos), transform, CPU, cache_gb=1)
 
 
 def test_missing_files_are_named_before_training_also_without_the_cache(photos):
-    images, skipping = read_folder(photos), read_folder(photos, skip_broken=True)
+    images, skipping = folder_of(photos), folder_of(photos, skip_broken=True)
     (photos / "ant" / "07.png").unlink()
     with pytest.raises(UserError, match=r"07.png is missing"):
         resident(images, transform_of("crop"), CPU, cache_gb=0)
@@ -171,7 +165,7 @@ def test_missing_files_are_named_before_training_also_without_the_cache(photos):
 
 
 def test_a_damaged_file_is_made_again(photos):
-    images, transform = read_folder(photos), transform_of("crop")
+    images, transform = folder_of(photos), transform_of("crop")
     expected, _ = batches(resident(images, transform, CPU, cache_gb=1), transform)
     (file,) = files(photos)
     file.write_bytes(file.read_bytes()[:40])
@@ -180,24 +174,29 @@ def test_a_damaged_file_is_made_again(photos):
 
 
 def test_the_least_recently_used_files_go_first(photos, monkeypatch):
-    images = read_folder(photos)
-    kept = [decoded_once(images, clean_transform((), (0.5,), (0.5,), image_size=side).decode, most_bytes=1e9).file
-            for side in (16, 17)]  # fmt: skip
+    def stored(side):
+        transform = build_transform((), (0.5,), (0.5,), image_size=side)
+        return resident(folder_of(photos), transform, CPU, cache_gb=1).file
+
+    kept = [stored(16), stored(17)]
     monkeypatch.setattr(decoded, "MAX_CACHE_BYTES", 3 * kept[0].stat().st_size)
     os.utime(kept[0], (1, 1))
-    newest = decoded_once(images, clean_transform((), (0.5,), (0.5,), image_size=18).decode, most_bytes=1e9).file
+    newest = stored(18)
     assert files(photos) == sorted([kept[1], newest])
 
 
 TWO = """
 import sys
-from longtail.data.augment import clean_transform
-from longtail.data.list_files import read_folder
-from longtail.data.cache import decoded_once
+import torch
+from longtail.config import DataConfig
+from longtail.data.augment import build_transform
+from longtail.data.cache import resident
+from longtail.data.listings import read_folder
 from pathlib import Path
-images = read_folder(Path(sys.argv[1]))
-stored = decoded_once(images, clean_transform((), (0.5,), (0.5,), image_size=16).decode, most_bytes=1e9)
-print(stored.read(images.labels.numpy() * 0, clean_transform((), (0.5,), (0.5,), image_size=16).decode, None)[0].sum())
+images = read_folder(Path(sys.argv[1]), DataConfig()).images
+transform = build_transform((), (0.5,), (0.5,), image_size=16)
+stored = resident(images, transform, torch.device("cpu"), cache_gb=1)
+print(stored.read(images.labels.numpy() * 0, transform.decode, None)[0].sum())
 """
 
 

@@ -50,13 +50,6 @@ def test_counts_fall_from_largest_to_its_share(classes, largest, factor, profile
     assert abs(counts[-1] - largest / factor) <= 1
 
 
-def test_factor_below_one_is_refused():
-    with pytest.raises(UserError, match="at least 1, not 0.5"):
-        long_tail_counts(10, 100, 0.5)
-    with pytest.raises(UserError, match="at least 1, not nan"):
-        long_tail_counts(10, 100, float("nan"))
-
-
 def test_kept_images_depend_on_the_seed_alone_and_are_nested():
     labels = np.random.default_rng(0).integers(0, 5, 2000)
     few, many = np.array([100, 50, 20, 10, 5]), np.array([200, 100, 40, 20, 10])
@@ -153,9 +146,8 @@ def test_a_test_profile_is_exponential_along_the_training_order(factor, order):
     ("settings", "message"),
     [
         ({"factor": 2, "order": "sideways"}, "sideways"),
-        ({"factor": 0.5}, "must be at least 1"),
+        ({"factor": 0.5}, "must be at least 1, not 0.5"),
         ({"factor": 50}, "class 2 is left without images"),
-        ({"factor": 2, "class_order": np.array([0, 1])}, r"each of the classes 0\.\.2 once"),
         ({"factor": 2, "class_order": np.array([0, 1, 1])}, r"each of the classes 0\.\.2 once"),
         ({"factor": 2, "class_order": np.arange(4)}, "a class has no test image"),
     ],

@@ -13,13 +13,14 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.config import DataConfig
-from longtail.data.augment import clean_transform
+from longtail.data.augment import build_transform
 from longtail.data.loading import in_order, load
 from longtail.data.parquet import read_parquet
 from longtail.data.splits import open_splits
 from longtail.errors import UserError
 
-CLEAN = clean_transform(["resized-crop"], (0.5,) * 3, (0.25,) * 3, image_size=12)
+ANY = DataConfig()
+CLEAN = build_transform(["resized-crop"], (0.5,) * 3, (0.25,) * 3, image_size=12)
 NAMES = ["robin", "wren", "owl"]
 
 
@@ -91,7 +92,7 @@ def test_files_below_data_and_other_columns(birds, tmp_path):
     assert longtail.distribution(tmp_path / "repository").total == 8
     table = pa.table({"img": [encoded(0, "JPEG")], "fine_label": ["ant"], "other": [1.0]})
     pq.write_table(table, tmp_path / "one.parquet")
-    images = read_parquet([tmp_path / "one.parquet"])
+    images = read_parquet([tmp_path / "one.parquet"], tmp_path, ANY).images
     assert images.class_names == ("ant",)
     assert pixels_of(images)[0].shape == (1, 3, 12, 12)
 
@@ -99,7 +100,7 @@ def test_files_below_data_and_other_columns(birds, tmp_path):
 def test_images_beside_the_file(birds, tmp_path):
     Image.new("RGB", (9, 9), (255, 0, 0)).save(tmp_path / "red.png")
     write(tmp_path / "x.parquet", [{"bytes": None, "path": "red.png"}, {"bytes": None, "path": "no.png"}], [0, 1])
-    images = read_parquet([tmp_path / "x.parquet"])
+    images = read_parquet([tmp_path / "x.parquet"], tmp_path, ANY).images
     assert images.open(0).getpixel((0, 0)) == (255, 0, 0)
     with pytest.raises(UserError, match=r"x.parquet/row 1 is missing"):
         images.open(1)
@@ -111,19 +112,19 @@ def test_broken_images_are_named_by_file_and_row_or_skipped(birds):
     first = birds / "train-00000-of-00002.parquet"
     write(first, [encoded(1)] * 5, [0, 0, 0, 1, 0])
     with pytest.raises(UserError, match=r"train-00001-of-00002.parquet/row 1 cannot be read: it is not an image"):
-        pixels_of(read_parquet([first, path]))
-    _, labels = pixels_of(read_parquet([first, path], skip_broken=True))
+        pixels_of(read_parquet([first, path], birds, ANY).images)
+    _, labels = pixels_of(read_parquet([first, path], birds, DataConfig(skip_broken=True)).images)
     assert labels.tolist() == [0, 0, 0, 1, 0, 1, 0]
 
 
 def test_a_changed_file_is_copied_again(birds):
     path = birds / "test-00000-of-00001.parquet"
-    before, _ = pixels_of(read_parquet([path]))
+    before, _ = pixels_of(read_parquet([path], birds, ANY).images)
     write(path, [{"bytes": encoded(51), "path": "longer-name.png"}], [2])
     from longtail.data import parquet as parquetfiles
 
     parquetfiles._copied.cache_clear()
-    after, _ = pixels_of(read_parquet([path]))
+    after, _ = pixels_of(read_parquet([path], birds, ANY).images)
     assert not torch.equal(before, after)
 
 
@@ -142,7 +143,7 @@ def test_a_changed_file_is_copied_again(birds):
 def test_mistakes_in_columns_are_named(tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "train.parquet")
     with pytest.raises(UserError, match=message):
-        read_parquet([tmp_path / "train.parquet"])
+        read_parquet([tmp_path / "train.parquet"], tmp_path, ANY)
 
 
 def test_without_pyarrow_one_line_says_what_to_install(birds, monkeypatch, capsys):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from longtail.data.decode import Resize, as_rgb
+from longtail.data.augment import Resize
 from longtail.data.images import FileImages
 from longtail.errors import UserError
 
@@ -45,13 +45,6 @@ def test_an_image_that_cannot_be_resized_is_named(tmp_path):
     images = FileImages(labels=torch.tensor([0]), class_names=("0",), root=tmp_path, paths=np.array(["a.png"]))
     with pytest.raises(UserError, match=r"a.png cannot be read: MemoryError"):
         images.read(np.array([0]), decode, np.empty((1, 0)))
-
-
-def test_the_caller_s_picture_is_not_changed():
-    picture = Image.new("RGB", (2, 4))
-    picture.getexif()[0x0112] = 6
-    assert as_rgb(picture).size == (4, 2)
-    assert picture.size == (2, 4)
 
 
 def test_a_photo_is_turned_upright(tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Su
 import longtail
 from longtail.distributed import group_of_caller
 from longtail.errors import UserError
-from longtail.outputs.gather import change, taking_part
+from longtail.outputs.gather import change_meeting, taking_part
 
 SIZE = 101  # odd: the parts of two processes are uneven, and a distributed sampler pads
 
@@ -154,7 +153,6 @@ def main(out: Path) -> None:
     kept["mapped"] = {name: np.array(getattr(mapped, name)) for name in ("logits", "features", "labels", "indices")}
 
     os.environ["LONGTAIL_JOIN_TIMEOUT"] = "1"
-    linger(rank)
     if rank == 0:
         kept["alone"] = result(*longtail.calibrate(network(), DataLoader(data, 8), **device))
         kept["here while alone"] = here_while_alone()
@@ -167,22 +165,10 @@ def main(out: Path) -> None:
     dist.destroy_process_group()
 
 
-def linger(rank):
-    """A call that process 1 ends only when process 0 waits for it in the next one, which process 1 does not make."""
-    with taking_part(group_of_caller(torch.device("cpu"))) as world:
-        assert world.size == 2
-        while rank == 1 and 0 not in meeting_now().waiting:
-            time.sleep(0.01)
-
-
 def here_while_alone():
     """What another process that came later would see of one that works alone."""
     with taking_part(group_of_caller(torch.device("cpu"))) as world:
-        return world.size, [*meeting_now().waiting, *meeting_now().busy]
-
-
-def meeting_now():
-    return change(dist.distributed_c10d._get_default_store(), lambda now: now)
+        return world.size, change_meeting(dist.distributed_c10d._get_default_store(), lambda *now: now)[1]
 
 
 def prepared(data):

@@ -9,13 +9,13 @@ import torch
 
 import longtail
 from longtail.config import TrainConfig
-from longtail.data.samplers import SAMPLERS
+from longtail.data.loading import SAMPLERS
 from longtail.distributed import join
 from longtail.files.progress import Display
 from longtail.methods import build_posthoc
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
-from longtail.runs.outputs import write_outputs
+from longtail.runs.network import write_outputs
 from longtail.tasks.calibrate_run import calibrate_run
 from longtail.tasks.evaluate import evaluate_run
 from longtail.training.loop import Trainer
@@ -29,8 +29,8 @@ def record(config: TrainConfig, folder: Path) -> None:
     """Train, and keep what each process saw and holds at the end."""
     with join("cpu") as world:
         trainer = Trainer(config, folder, world, Display(quiet=True))
-        streams, steps = trainer.streams, trainer.plan.steps
-        draws = [draw.indices.tolist() for own in streams.samplers for draw in streams.draws(own, 0, steps)]
+        setup, steps = trainer.setup, trainer.plan.steps
+        draws = [draw.indices.tolist() for sampler in setup.samplers for draw in setup.draws(sampler, 0, steps)]
         trainer.run()
         state = {**trainer.state.model.state_dict(), **trainer.state.objective.state_dict()}
         torch.save({"draws": draws, "state": state}, folder / f"rank{world.rank}.pt")

@@ -70,7 +70,7 @@ def test_a_shard_in_another_folder(by_hand, digits_run, tmp_path):
         shutil.copytree(digits_run, tmp_path / name / "run")
     command = ["-m", "longtail", "extract", "run", "--split", "test", "--device", "cpu"]
     ended = by_hand((command, {}, tmp_path / "a"), (command, {}, tmp_path / "b"))
-    assert "rows of a process are missing: run/outputs/.test.part1" in one_reason(ended)
+    assert "rows of a process are missing: run/outputs/.test.shards/1" in one_reason(ended)
     assert not (tmp_path / "a" / "run" / "outputs" / "test.safetensors").exists()
 
 
@@ -161,7 +161,7 @@ def call(*words):
 call("--help")
 call("train", "--help")
 call("--version")
-call("train", "digits-lt", "--epoch", "3")
+call("train", "digits-lt", "--epoch", "3", "--out", "run")
 call("compare", "digits-lt")
 if os.environ["RANK"] == "1":
     call("trian")

@@ -57,16 +57,6 @@ def test_onnx_of_a_calibrated_run_takes_any_number_of_images(calibrated, tmp_pat
     assert described["calibration"] == "marc"
 
 
-def test_the_exported_network_normalises_as_evaluation_does(digits_run):
-    run = Run.open(digits_run)
-    splits = run.splits()
-    pixels = splits.test.pixels[:50]
-    _, clean = run.transforms()
-    with torch.no_grad():
-        expected = run.model()(clean.normalise(pixels))
-    np.testing.assert_allclose(logits_of(digits_run, pixels / 255), expected, atol=1e-4)
-
-
 # A memory with distances, a normalised head: what a converter may not know.
 @pytest.mark.parametrize("method", ["oltr", "causal-norm"])
 def test_onnx_of_other_networks_after_their_calibration(method, tmp_path):

@@ -68,7 +68,7 @@ def test_the_formula_of_disalign(fitted, tmp_path):
     numbers["confidence_weight"] = np.array(numbers["confidence_weight"])[:, None]
     result = by_formula(numbers["formula"], {**numbers, "features": features})
     run = Run.open(folder / "disalign")
-    splits = run.splits()
+    splits = run.splits
     _, clean = run.transforms()
     expected = run.model()(clean.normalise(splits.test.pixels)).detach()
     np.testing.assert_allclose(result["logits"], expected, atol=1e-3)
@@ -85,21 +85,13 @@ def test_platt_makes_its_probabilities_of_sigmoids(fitted, tmp_path):
     np.testing.assert_allclose(result["probabilities"], sigmoids / sigmoids.sum(1, keepdims=True), atol=1e-5)
 
 
-def test_a_plain_run_gives_its_head_as_trained(digits_run, tmp_path):
-    longtail.export(digits_run, tmp_path / "head.json", "json")
-    numbers = json.loads((tmp_path / "head.json").read_text())
-    assert numbers["method"] == "softmax"
-    assert "scale" not in numbers
-    assert np.shape(numbers["weight"]) == (10, 64)
-
-
 def test_a_repair_of_saved_logits_has_scale_and_shift_only(fitted, tmp_path):
     _, outputs = fitted
-    calibrate_files(outputs, longtail.MARC(), tmp_path / "marc", [])
+    calibrate_files(outputs, longtail.MARC(), tmp_path / "marc", {})
     longtail.export(tmp_path / "marc", tmp_path / "head.json", "json")
     numbers = json.loads((tmp_path / "head.json").read_text())
     assert set(numbers) == {"formula", "class_names", "method", "scale", "shift"}
-    calibrate_files(outputs, longtail.posthoc.CRT(), tmp_path / "crt", [])
+    calibrate_files(outputs, longtail.posthoc.CRT(), tmp_path / "crt", {})
     with pytest.raises(UserError, match="crt in .* is not a scale and a shift per class"):
         longtail.export(tmp_path / "crt", tmp_path / "crt.json", "json")
     with pytest.raises(UserError, match="is not a run folder"):

@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all, and what cannot be written is one line."""
+"""Files and folders appear whole or not at all; journals lose at most their last line; errors are one line."""
 
 import errno
 import os
@@ -14,19 +14,18 @@ import pytest
 from longtail.errors import UserError
 from longtail.files.atomic import (
     cache_folder,
-    holding,
+    locked_folder,
     remove_unfinished,
     replacing,
     replacing_folder,
-    settle,
-    temporary_folder,
+    restore_interrupted,
     write_json,
     write_text,
 )
 from longtail.files.reading import expanded
-from longtail.files.records import append_line
-from longtail.files.tensors import create
-from longtail.launch import number_of
+from longtail.files.records import append_line, keep_lines, read_lines
+from longtail.files.tensors import create, read
+from longtail.launch import env_number
 
 ANY = ("*",)
 
@@ -71,45 +70,55 @@ def test_a_failure_leaves_the_old_folder(tmp_path):
 
 def test_a_replacement_cut_off_between_two_steps_is_undone(tmp_path):
     write_folder(tmp_path / "out", "ab")
-    left = tmp_path / ".out.x1.part"
+    left = tmp_path / ".out.part"
     (left / "new").mkdir(parents=True)
     fill(left / "new", "c")
     (tmp_path / "out").rename(left / "old")
-    settle(tmp_path / "out")
+    restore_interrupted(tmp_path / "out")
     assert names(tmp_path / "out") == ["a", "b"]
-    write_folder(tmp_path / "out", "d")
-    assert names(tmp_path) == ["out"]
-
-
-def test_what_killed_writers_left_goes_with_the_next_write(tmp_path):
-    for name in (".out.x1.part", ".out.x2.part", ".other.x3.part"):
-        (tmp_path / name / "new").mkdir(parents=True)
-    (tmp_path / ".out.x4.part").write_text("half")
-    write_folder(tmp_path / "out", "a")
-    assert names(tmp_path) == [".other.x3.part", "out"]
-    remove_unfinished(tmp_path / "other")
     assert names(tmp_path) == ["out"]
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from longtail.files.atomic import temporary_folder
-with temporary_folder(Path(sys.argv[1])) as folder:
-    (folder / "rows").write_text("half")
+from longtail.files.atomic import replacing
+with replacing(Path(sys.argv[1])) as file:
+    file.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_temporary_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path):
-    with temporary_folder(tmp_path / "out") as mine:
-        done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")], timeout=600, check=False)
-        assert done.returncode == -signal.SIGKILL
-        assert len(names(tmp_path)) == 2
-        with temporary_folder(tmp_path / "out"):
-            assert mine.is_dir()
-            assert len(names(tmp_path)) == 2
-    assert names(tmp_path) == []
+@pytest.mark.parametrize("next_writer", [lambda path: write_text(path, "new"), remove_unfinished])
+def test_what_a_killed_writer_left_is_removed_by_the_next_one(tmp_path, next_writer):
+    path = tmp_path / "a.json"
+    write_text(path, "old")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=600, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / ".a.json.part" / "new" / "a.json").read_text() == "half"
+    next_writer(path)
+    assert path.read_text() in ("old", "new")
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_what_a_process_writes_now_is_not_removed(tmp_path):
+    with replacing(tmp_path / "a.json") as mine:
+        mine.write_text("mine")
+        remove_unfinished(tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".a.json.part", ".a.json.part/new"])
+def test_a_link_in_place_of_the_temporary_folder_is_removed_and_not_followed(tmp_path, name):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    fill(precious, "ab")
+    run = tmp_path / "run"
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(precious)
+    write_text(run / "a.json", "x")
+    assert names(precious) == ["a", "b"]
+    assert names(run) == ["a.json"]
 
 
 def test_a_replacement_that_fails_between_its_two_steps_is_undone(tmp_path):
@@ -129,11 +138,6 @@ def test_a_file_is_replaced_with_the_permissions_of_the_user(tmp_path):
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
 
 
-def test_text_of_undecodable_names_can_be_written(tmp_path):
-    write_text(tmp_path / "a", "caf\udce9")
-    assert (tmp_path / "a").read_text() == r"caf\udce9"
-
-
 @contextmanager
 def small_files():
     """A disk on which a file has room for 1,000 bytes."""
@@ -147,19 +151,16 @@ def small_files():
 
 def test_without_space_the_file_and_what_it_needs_are_named(tmp_path):
     write_text(tmp_path / "a.json", "old")
-    said = r"a\.json needs 2,006 bytes: File too large; .* bytes are free there"
+    said = r"cannot write .*a\.json: File too large; .* bytes are free there: make room and run the command again"
     with small_files(), pytest.raises(UserError, match=said):
         write_json(tmp_path / "a.json", {"a": "x" * 1992})
-    said = r"cannot write .*a\.json: File too large"
-    with small_files(), pytest.raises(UserError, match=said), replacing(tmp_path / "a.json") as path:
-        path.write_bytes(b"x" * 2000)
     assert (tmp_path / "a.json").read_text() == "old"
     assert names(tmp_path) == ["a.json"]
 
 
 def test_a_mapped_file_takes_its_space_before_it_is_mapped(tmp_path):
     wanted = create(tmp_path / "a.safetensors", {"a": ((1000,), np.dtype(np.int64))}, {})
-    with small_files(), pytest.raises(UserError, match=r"a\.safetensors needs 8,\d\d\d bytes"), wanted:
+    with small_files(), pytest.raises(UserError, match=r"File too large \(8,\d\d\d bytes are needed"), wanted:
         pytest.fail("mapped without space")
     assert names(tmp_path) == []
 
@@ -169,8 +170,9 @@ def test_a_disk_that_cannot_reserve_is_written_to_all_the_same(tmp_path, monkeyp
         raise OSError(errno.EOPNOTSUPP, "not here")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    write_text(tmp_path / "a", "x")
-    assert (tmp_path / "a").read_text() == "x"
+    with create(tmp_path / "a.safetensors", {"a": ((3,), np.dtype(np.int64))}, {}) as arrays:
+        arrays["a"][...] = 7
+    assert read(tmp_path / "a.safetensors")[0]["a"].tolist() == [7] * 3
 
 
 @pytest.mark.parametrize(
@@ -236,21 +238,6 @@ def test_a_folder_with_files_of_others_is_not_replaced(tmp_path, monkeypatch):
     assert names(tmp_path) == ["out"]
 
 
-def test_what_a_killed_writer_of_a_file_left_goes_with_the_next_write(tmp_path):
-    """But not what somebody is writing now."""
-    path = tmp_path / "a.json"
-    left = tmp_path / ".a.json.xyz.part"
-    left.mkdir()
-    (left / "a.json").write_bytes(b"half")
-    with replacing(path) as mine:
-        assert not left.exists()
-        mine.write_bytes(b"last")
-        write_text(path, "in between")
-        assert mine.exists()
-    assert path.read_bytes() == b"last"
-    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_pipe_a_device_or_a_folder_is_not_replaced_by_a_file(tmp_path):
     """`--out /dev/null` as root would otherwise remove /dev/null."""
     os.mkfifo(tmp_path / "pipe")
@@ -273,7 +260,7 @@ def test_our_files_are_not_written_through_what_a_stranger_put_there(tmp_path, t
     folder.mkdir()
     for name in (".lock", "metrics.jsonl"):
         (folder / name).symlink_to(mine) if trap == "link" else os.mkfifo(folder / name)
-    with pytest.raises(UserError, match=r"run/.lock is .*remove it"), holding(folder):
+    with pytest.raises(UserError, match=r"run/.lock is .*remove it"), locked_folder(folder):
         pytest.fail("held")
     with pytest.raises(UserError, match="metrics.jsonl is .*remove it"):
         append_line(folder / "metrics.jsonl", {"step": 1})
@@ -297,11 +284,59 @@ def test_links_that_lead_in_a_circle_are_one_line(tmp_path):
         write_text(tmp_path / "loop", "text")
 
 
+ENTRIES = [{"step": 1, "loss": 0.1}, {"step": 2, "text": "é"}, {"step": 3}]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for entry in ENTRIES:
+        append_line(path, entry)
+    return path
+
+
+def test_a_journal_line_torn_anywhere_is_skipped_and_cut(journal, tmp_path):
+    assert read_lines(tmp_path / "none") == []
+    whole = journal.read_bytes()
+    begin = whole.rindex(b"\n", 0, -1) + 1
+    for end in range(begin, len(whole)):
+        journal.write_bytes(whole[:end])
+        assert read_lines(journal) == ENTRIES[:2]
+        keep_lines(journal, read_lines(journal))
+        append_line(journal, ENTRIES[2])
+        assert journal.read_bytes() == whole
+
+
+@pytest.mark.parametrize("line", ["{", "null", "[" * 100_000, "\udcff"])
+def test_a_damaged_journal_line_is_named(journal, line):
+    lines = journal.read_bytes().splitlines()
+    lines[1] = line.encode(errors="surrogateescape")
+    journal.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: line 2 is not what was written"):
+        read_lines(journal)
+
+
+def test_a_line_without_space_leaves_the_journal_as_it_was(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"text": "x" * 900})
+    before = path.read_bytes()
+    with small_files(), pytest.raises(UserError, match=r"cannot write .*metrics.jsonl: File too large"):
+        append_line(path, {"text": "y" * 900})
+    assert path.read_bytes() == before
+
+
+def test_a_message_keeps_both_ends_whatever_it_quotes():
+    said = str(UserError(f"prior.csv, line 3: found {'x' * 10_000}; write class,weight"))
+    assert len(said) == 1203
+    assert said.startswith("prior.csv, line 3: found xxx")
+    assert said.endswith("xxx; write class,weight")
+
+
 def test_numbers_of_processes_that_cannot_be(monkeypatch):
     for text in ("-1", "\u00b2", "9" * 5000, "abc", "0"):
         monkeypatch.setenv("WORLD_SIZE", text)
         with pytest.raises(UserError, match="WORLD_SIZE is .*set a whole number"):
-            number_of("WORLD_SIZE", 1)
+            env_number("WORLD_SIZE", 1)
 
 
 @pytest.mark.parametrize("find", [cache_folder, lambda: expanded("~/photos"), lambda: expanded("~no-such-user/a")])

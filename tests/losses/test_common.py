@@ -108,10 +108,7 @@ def test_only_what_accumulates_is_saved(every):
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        (
-            [5, 5, 0, 5, 5],
-            r"class 2 has no training sample; \w+ needs at least one per class \(class_counts\[2\] == ",
-        ),
+        ([5, 5, 0, 5, 5], r"class 2 has no training sample; \w+ needs at least one per class \(class_counts\[2\] == "),
         ([5, 5, -3, 5, 5], r"class_counts\[2\] is negative"),
         ([5, 5.5, 5, 5, 5], "class_counts must be whole numbers"),
         ([5, float("nan"), 5, 5, 5], "class_counts must be whole numbers"),

@@ -59,11 +59,7 @@ def test_options_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (
-            "ldam",
-            ["margin", "0.3"],
-            "did you mean 'max_margin'?); choose from: scale, max_margin, beta, start, div",
-        ),
+        ("ldam", ["margin", "0.3"], "did you mean 'max_margin'?); choose from: scale, max_margin, beta, start, div"),
         ("focal", ["gamma", "two"], "gamma must be a number, at least 0, not 'two'"),
         ("class-balanced", ["form", "sigmoids"], "unknown form 'sigmoids' (did you mean 'sigmoid'?)"),
         ("balanced-softmax", ["tau", "1"], "unknown option 'tau'"),

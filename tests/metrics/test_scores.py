@@ -199,6 +199,11 @@ def test_scores_of_two_classes_are_those_of_scikit_learn():
         assert scores.precision == pytest.approx(precision_score(y, margin > 0))
         assert scores.flagged == pytest.approx((margin > 0).mean())
         assert {"roc_auc", "flagged"} <= scores.to_dict().keys()
+        # The rare class is the positive one, whatever its number.
+        mirrored = evaluate(np.stack([margin, 0 * margin], 1), 1 - y, np.bincount(1 - y))
+        assert mirrored.average_precision == pytest.approx(scores.average_precision)
+        assert mirrored.precision == pytest.approx(precision_score(y, margin >= 0))  # a tie is class 0
+        assert mirrored.flagged == pytest.approx((margin >= 0).mean())
     three = evaluate(np.eye(3)[y], y, np.array([5, 5, 5]))
     assert three.roc_auc is None
     assert "roc_auc" not in three.to_dict()

@@ -30,7 +30,7 @@ def test_seven_by_seven_maps_agree_with_the_authors_code(golden):
         output = attention(x)
         output.square().mean().backward()
         np.testing.assert_allclose(output.detach(), case["output"], atol=1e-9)
-        np.testing.assert_allclose(attention.places(x).detach()[:, 0], case["spatial_attention"], atol=1e-9)
+        np.testing.assert_allclose(attention.position_weights(x).detach()[:, 0], case["spatial_attention"], atol=1e-9)
         np.testing.assert_allclose(attention.context(x).detach(), case["mask"], atol=1e-9)
         np.testing.assert_allclose(x.grad, case["grad_x_of_mean_square"], atol=1e-9)
 
@@ -84,7 +84,7 @@ def test_gradient_is_the_derivative_on_a_map_of_another_size():
 def test_any_map_size_with_places_that_share_one(size):
     attention, x = random_attention(grid=7), torch.randn(3, 4, *size, dtype=torch.float64)
     assert attention(x).shape == x.shape
-    places = attention.places(x)
+    places = attention.position_weights(x)
     torch.testing.assert_close(places.sum((1, 2, 3)), torch.ones(3, dtype=torch.float64))
     assert (places >= 0).all()
 

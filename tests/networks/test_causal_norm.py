@@ -5,8 +5,6 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from longtail.backbones import build_backbone
-from longtail.errors import UserError
 from longtail.networks import CausalNorm
 
 WEIGHT = "parametrizations.weight.original"
@@ -132,15 +130,3 @@ def test_finite_at_extreme_features(on_features, size):
     assert x.grad.isfinite().all()
     assert model.eval()(x).isfinite().all()
     assert model(1e4 * torch.ones(1, 6)).isfinite().all()
-
-
-def test_options_that_do_not_fit_are_named():
-    backbone, counts = build_backbone("digits", 1), torch.tensor([5, 3])
-    with pytest.raises(UserError, match="heads must divide the 64 features"):
-        CausalNorm(backbone, counts, heads=3)
-    with pytest.raises(UserError, match="gamma must be a number, at least 0, not -1"):
-        CausalNorm(backbone, counts, gamma=-1)
-    with pytest.raises(UserError, match="alpha must be a number, finite, not 'big'"):
-        CausalNorm(backbone, counts, alpha="big")
-    with pytest.raises(UserError, match="heads must be a whole number of at least 1, not 0"):
-        CausalNorm(backbone, counts, heads=0)

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,7 +7,16 @@ from torch import nn
 
 from longtail.data.loading import Batch
 from longtail.errors import UserError
-from longtail.losses import LDAM, Focal, Seesaw
+from longtail.losses import (
+    LADE,
+    LDAM,
+    BalancedSoftmax,
+    Equalization,
+    Focal,
+    LogitAdjusted,
+    Seesaw,
+    WeightedCrossEntropy,
+)
 from longtail.losses.class_balanced import effective_number_weights
 from longtail.networks.causal_norm import CausalNormObjective
 from longtail.networks.objective import Deferred, LossObjective, Progress, defer, deferred_ldam
@@ -100,12 +111,55 @@ def test_deferred_focal_has_class_weights_in_the_end():
     assert list(objective.state_dict()) == []
 
 
+LOSSES = [
+    BalancedSoftmax(COUNTS),
+    LogitAdjusted(COUNTS, tau=0.5),
+    LADE(COUNTS),
+    Seesaw(COUNTS),
+    Equalization(COUNTS, gamma=0),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_every_loss_gets_the_weights_of_its_classes_in_the_end(loss):
+    logits, target = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 0])
+    weights = effective_number_weights(torch.tensor(COUNTS).float(), 0.9999)[target]
+    loss.eval()  # Seesaw counts no samples
+    each = copy.deepcopy(loss)
+    each.reduction = "none"
+    first, then = losses_of(defer(LossObjective(loss), COUNTS, start=0.5), logits, target)
+    torch.testing.assert_close(first, each(logits, target).mean())
+    torch.testing.assert_close(then, (weights * each(logits, target)).sum() / weights.sum())
+
+
+def test_mixed_and_smoothed_targets_are_weighted_as_torch_does():
+    """Balanced softmax is a cross-entropy of logits plus the logarithm of the prior."""
+    logits, target = torch.randn(6, 3), torch.randn(6, 3).softmax(1)
+    weights = effective_number_weights(torch.tensor(COUNTS).float(), 0.9999)
+    objective = defer(LossObjective(BalancedSoftmax(COUNTS, label_smoothing=0.1)), COUNTS, start=0.5)
+    adjusted, size = logits + torch.tensor(COUNTS).log(), (target @ weights).sum()
+    expected = F.cross_entropy(adjusted, target, weights, reduction="sum", label_smoothing=0.1) / size
+    torch.testing.assert_close(losses_of(objective, logits, target)[1], expected)
+    numbers = torch.tensor([0, 1, 2, 0, 1, 0])
+    expected = F.cross_entropy(adjusted, numbers, weights, label_smoothing=0.1)
+    torch.testing.assert_close(losses_of(objective, logits, numbers)[1], expected)
+
+
+def test_what_seesaw_counts_goes_on():
+    objective, target = defer(LossObjective(Seesaw(COUNTS)), COUNTS, start=0.5).train(), torch.tensor([0, 1, 1])
+    losses_of(objective, torch.randn(3, 3), target)
+    assert objective.state_dict()["then.loss.loss.seen_counts"].tolist() == [2, 4, 0]
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (LossObjective(Seesaw(COUNTS)), "Seesaw takes no class weights; --defer is for --method softmax, cbs or focal"),
-        (CausalNormObjective(torch.tensor(COUNTS)), "CausalNormObjective takes no class weights"),
-        (deferred_ldam(COUNTS), "defers its class weights already; set when with --options start FRACTION"),
+        (LossObjective(WeightedCrossEntropy(COUNTS)), "because it weighs the classes from the beginning"),
+        (
+            CausalNormObjective(torch.tensor(COUNTS)),
+            "CausalNormObjective takes no .* because it minimises more than one loss per image",
+        ),
+        (deferred_ldam(COUNTS), "it defers its class weights already .--options start FRACTION"),
     ],
 )
 def test_what_cannot_be_deferred_is_refused(objective, message):

@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import gradcheck
 
 from longtail.backbones import build_backbone
 from longtail.data.loading import Batch
-from longtail.errors import UserError
 from longtail.heads.kinds import unit
 from longtail.losses import SupCon
 from longtail.networks import HybridSC
@@ -58,16 +59,6 @@ def test_the_first_epoch_is_contrast_alone_and_everything_has_a_gradient(variant
     assert model.projection[0].weight.grad.abs().max() > 0
 
 
-def test_without_contrast_it_is_cross_entropy_on_balanced_images(monkeypatch):
-    from longtail.networks import hybrid_sc
-
-    monkeypatch.setattr(hybrid_sc, "parabolic", lambda epoch, epochs: 0.0)
-    model, views = network(), batches()
-    loss = HybridSCObjective(COUNTS)(model, views, THIRD)
-    expected = F.cross_entropy(model(views[2].images), views[2].labels)
-    torch.testing.assert_close(loss, expected)
-
-
 def test_projections_and_prototypes_have_length_one_at_the_start():
     model = network(variant="psc", projection=16)
     projected = model.project(torch.randn(5, 64))
@@ -88,10 +79,26 @@ def test_finite_at_extreme_features(variant, size):
     assert features.grad.isfinite().all()
 
 
-def test_options_that_do_not_fit_are_named():
-    with pytest.raises(UserError, match="unknown variant 'pcs'; choose from: sc, psc"):
-        network(variant="pcs")
-    with pytest.raises(UserError, match="projection must be a whole number"):
-        network(projection=0)
-    with pytest.raises(UserError, match="temperature must be a number"):
-        HybridSCObjective(COUNTS, temperature=0)
+def vectors(*shape, seed=0):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+
+
+TARGET = torch.tensor([0, 0, 1, 2, 1])
+
+
+def test_prototypical_is_the_formula():
+    features, prototypes = vectors(5, 4), vectors(3, 4, seed=1)
+    terms = []
+    for z, label in zip(features.numpy(), TARGET.tolist(), strict=True):
+        similar = np.exp(prototypes.numpy() @ z / 0.2)
+        terms.append(-np.log(similar[label] / (similar.sum() - similar[label])))
+    assert prototypical(features, TARGET, prototypes, 0.2).item() == pytest.approx(np.mean(terms), rel=1e-9)
+
+
+def test_gradients_are_derivatives():
+    z, p = vectors(5, 4).requires_grad_(), vectors(3, 4, seed=1).requires_grad_()
+    assert gradcheck(lambda z, p: prototypical(z, TARGET, p, 0.3), (z, p))
+
+
+def test_a_tiny_temperature_is_finite():
+    assert prototypical(vectors(5, 4).float(), TARGET, vectors(3, 4).float(), 1e-4).isfinite()

@@ -8,7 +8,8 @@ import torch
 import longtail
 from longtail.backbones import build_backbone
 from longtail.data.loading import Batch
-from longtail.heads.layers import head_of
+from longtail.errors import UserError
+from longtail.heads.fold import head_of
 from longtail.methods import TRAIN_METHODS
 from longtail.networks.objective import Progress
 from longtail.recipes import RECIPES
@@ -70,3 +71,23 @@ def test_half_precision_and_parts_of_a_batch(name, tmp_path):
     changes = {"precision": "bf16", "accumulate": 2, "epochs": None, "iterations": 4}
     metrics = longtail.train(config(name, **changes), tmp_path / "run")
     assert metrics is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("causal-norm", {"heads": "3"}, "heads must divide the 64 features"),
+        ("causal-norm", {"heads": "0"}, "heads must be a whole number of at least 1, not 0"),
+        ("causal-norm", {"gamma": "-1"}, "gamma must be a number, at least 0, not -1"),
+        ("causal-norm", {"alpha": "big"}, "alpha must be a number, finite, not 'big'"),
+        ("oltr", {"grid": "0"}, "grid must be a whole number of at least 1, not 0"),
+        ("oltr", {"scale": "x"}, "scale must be a number, at least 0, not 'x'"),
+        ("oltr", {"centroid_weight": "-1"}, "centroid_weight must be a number, at least 0, not -1"),
+        ("hybrid-sc", {"variant": "pcs"}, "unknown variant 'pcs'; choose from: sc, psc"),
+        ("hybrid-sc", {"projection": "0"}, "projection must be a whole number"),
+        ("hybrid-sc", {"temperature": "0"}, "temperature must be a number"),
+    ],
+)
+def test_wrong_options_are_named(method, options, message):
+    with pytest.raises(UserError, match=message):
+        TRAIN_METHODS[method].build(build_backbone("digits", 1), COUNTS, options)

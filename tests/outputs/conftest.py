@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 import longtail
 from longtail import MARC
@@ -31,15 +32,23 @@ def digits():
     return torch.from_numpy(images[rows]).float().div(16).reshape(-1, 1, 8, 8), torch.from_numpy(labels[rows])
 
 
+def made(name, forward, **layers):
+    """A model of a new class of this name, with these layers and this `forward(self, …)`."""
+    model = type(name, (nn.Module,), {"forward": forward})()
+    for path, layer in layers.items():
+        model.add_module(path, layer)
+    return model
+
+
 def logits_of(model, inputs):
-    """What a model answers in evaluation mode, (N, K)."""
+    """The logits of a model in evaluation mode, (N, K)."""
     modes = {name: module.training for name, module in model.named_modules()}
     with torch.inference_mode():
         model.eval()
-        answer = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     for name, module in model.named_modules():
         module.training = modes[name]
-    return (answer if isinstance(answer, torch.Tensor) else answer["logits"]).flatten(1)
+    return (output if isinstance(output, torch.Tensor) else output["logits"]).flatten(1)
 
 
 def state_of(model):

@@ -10,14 +10,16 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import longtail
 from longtail import Outputs
 from longtail.data.imbalance import ClassSubsample
-from longtail.distributed import SINGLE_PROCESS, World
+from longtail.distributed import World
 from longtail.errors import UserError
-from longtail.heads.layers import fingerprint
 from longtail.metrics.scores import evaluate
 from longtail.outputs.inference import forward
-from longtail.outputs.rows import join_shards, shard_folder
+from longtail.outputs.record import fingerprint
+from longtail.outputs.rows import join_shards, shards_folder
 from longtail.runs.folder import Run
-from longtail.runs.outputs import outputs_path, score, write_outputs
+from longtail.runs.network import outputs_path, score, write_outputs
+
+from .conftest import made
 
 
 class Small(nn.Module):
@@ -90,28 +92,12 @@ def test_a_model_that_works_in_place():
         np.testing.assert_allclose(outputs.logits, model.fc(features), atol=1e-6)
 
 
-class Divides(Small):
-    def forward(self, x):
-        return super().forward(x) / 0.07
-
-
-@pytest.mark.parametrize("head", [None, "fc"])
-def test_a_factor_behind_the_head_belongs_to_it(head):
-    model = Divides().eval()
-    outputs = longtail.extract(model, [(X, Y)], head=head, device="cpu")
-    np.testing.assert_allclose(outputs.logits, model(X).detach(), atol=1e-6)
-    np.testing.assert_allclose(outputs.head_weight, model.fc.weight.detach() / 0.07, rtol=1e-4)
-    np.testing.assert_allclose(outputs.head_bias, model.fc.bias.detach() / 0.07, rtol=1e-4)
-
-
 def test_outputs_stream_to_a_file_and_are_mapped(tmp_path):
     model = Small().eval()
     loader = [(X[:12], Y[:12]), (X[12:], Y[12:])]
     path = tmp_path / "new" / "outputs.safetensors"
     mapped = longtail.extract(model, loader, path, device="cpu")
     kept = longtail.extract(model, loader, device="cpu")
-    assert isinstance(mapped.logits[:], np.memmap)
-    assert isinstance(mapped.features[:], np.memmap)
     for name in ("features", "logits", "labels", "indices", "class_counts", "head_weight", "head_bias"):
         np.testing.assert_array_equal(getattr(mapped, name), getattr(kept, name))
     assert Outputs.open(path, model=fingerprint(model)).model == kept.model
@@ -137,50 +123,24 @@ def test_the_model_goes_back_to_its_device():
     assert moves == ["cpu", "cpu", "cpu", "cpu"]
 
 
-class WithFeatures(Small):
-    """Answers with its embedding, which is a linear layer's too, and its logits."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(4, 6)
-
-    def forward(self, x):
-        features = self.body(x)
-        return features, self.fc(features)
+def small(forward, **layers):
+    """`Small` with another `forward(self, x)`, in which `self.fc(self.body(x))` gives the logits."""
+    return made("Small", forward, body=nn.Linear(4, 6), fc=nn.Linear(6, 3), **layers)
 
 
-class WithRotation(WithFeatures):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        features = self.body(x)
-        return {"pred": self.fc(features), "rotation": self.head(features)}
+def with_features(model, x):
+    """The features, which a linear layer gives too, and the logits."""
+    features = model.body(x)
+    return features, model.fc(features)
 
 
-def test_of_several_answers_the_caller_says_which():
-    outputs = longtail.extract(WithFeatures(), [(X, Y)], head="fc", device="cpu")
+def with_rotation(model, x):
+    return {"pred": model.fc(model.body(x)), "rotation": model.head(model.body(x))}
+
+
+def test_of_several_outputs_the_caller_names_one():
+    outputs = longtail.extract(small(with_features), [(X, Y)], head="fc", device="cpu")
     assert outputs.logits.shape == (20, 3)
-
-
-class Together(Small):
-    def forward(self, x):
-        return self.fc(self.body(x).reshape(2, -1, 6)).mean(1)
-
-
-class OneNumber(Small):
-    def forward(self, x):
-        return 5 - 10 * super().forward(x)[:, :1]
-
-
-class Sigmoids(Small):
-    def forward(self, x):
-        return super().forward(x).sigmoid()
-
-
-class Nothing(Small):
-    forward = nn.Module.forward
 
 
 @pytest.mark.parametrize(
@@ -190,17 +150,12 @@ class Nothing(Small):
         (Small(), [X], "must be \\(inputs, labels\\)"),
         (Small(), [{"x": X}], "has no labels: its entries are x"),
         (Small(), [(X, Y + 1)], r"gives labels 1\.\.3, the model has classes 0\.\.2"),
-        (WithFeatures(), [(X, Y)], r"several layers \(body, fc\); name the classifier with head="),
-        (WithRotation(), [(X, Y)], r"several layers \(fc, head\)"),
+        (small(with_features), [(X, Y)], r"several layers \(body, fc\); name the classifier with head="),
+        (small(with_rotation, head=nn.Linear(6, 3)), [(X, Y)], r"several layers \(fc, head\)"),
         (Small(), [(X * torch.nan, Y)], "returns NaN or inf on the first batch"),
-        (Together(), [(X, Y)], r"returns \(2, 3\) for 20 samples; it must return one row"),
-        (OneNumber(), [(X, Y)], r"the loader gives labels 0\.\.2, the model has classes 0\.\.1"),
-        (
-            Sigmoids(),
-            [(X, Y)],
-            "Sigmoids returns numbers between 0 and 1, and no layer outputs their logits; return the logits",
-        ),
-        (Nothing(), [(X, Y)], r"Nothing has no forward that gives logits; .* \(its parts: body, fc\)"),
+        (small(lambda m, x: m.fc(m.body(x).view(2, -1, 6)).mean(1)), [(X, Y)], r"returns \(2, 3\) for 20"),
+        (small(lambda m, x: 5 - 10 * m.fc(m.body(x))[:, :1]), [(X, Y)], r"labels 0\.\.2, the model has"),
+        (small(nn.Module.forward), [(X, Y)], r"Small has no forward that gives logits; .* \(its parts: body, fc\)"),
         (Small(), [(X[:, :3], Y)], "Small fails on the first batch: RuntimeError: mat1 and mat2"),
         (Small().to("meta"), [(X, Y)], r"parameters without numbers \(device meta\); load its weights"),
     ],
@@ -210,16 +165,12 @@ def test_what_does_not_fit_is_named(model, loader, message):
         longtail.extract(model, loader, device="cpu")
 
 
-def read(path):
-    return Outputs.open(path)
-
-
 def test_outputs_of_a_run_are_what_the_model_says(digits_copy):
     run = Run.open(digits_copy)
     path = write_outputs(run, "test", outputs_path(run, "test"))
-    outputs = read(path)
-    splits = run.splits()
-    scored = score(run.model(), splits.test, run.transforms()[1], SINGLE_PROCESS, run.class_counts)
+    outputs = Outputs.open(path)
+    splits = run.splits
+    scored = score(run.model(), run.loader("test"), run.class_counts)
     assert evaluate(outputs.logits, outputs.labels, run.class_counts) == scored
     np.testing.assert_array_equal(outputs.labels, splits.test.labels)
     assert outputs.indices.tolist() == list(range(600))
@@ -247,10 +198,10 @@ def test_views_are_augmented_anew_and_belong_to_training(digits_copy):
 def test_half_precision_and_features_alone(digits_copy):
     run = Run.open(digits_copy)
     full = run.outputs("test")
-    half = read(write_outputs(run, "test", digits_copy / "half.safetensors", dtype="float16"))
+    half = Outputs.open(write_outputs(run, "test", digits_copy / "half.safetensors", dtype="float16"))
     assert half.logits.dtype == half.features.dtype == np.float16
     np.testing.assert_allclose(half.logits, full.logits, rtol=2e-3, atol=1e-2)
-    alone = read(write_outputs(run, "test", digits_copy / "features.safetensors", keep_logits=False))
+    alone = Outputs.open(write_outputs(run, "test", digits_copy / "features.safetensors", keep_logits=False))
     assert alone.logits is None
     np.testing.assert_allclose(alone.rows().read(slice(None)), full.logits, atol=1e-4)
 
@@ -258,8 +209,9 @@ def test_half_precision_and_features_alone(digits_copy):
 def join(path, numbers, monkeypatch):
     """Join the shards of several processes, whose rows have these numbers and hold them, as rank 0 does."""
     for rank, of_rank in enumerate(numbers):
-        shard_folder(path, rank).mkdir()
-        (of_rank[:, None] * np.ones(3, np.float32)).astype(np.float32).tofile(shard_folder(path, rank) / "logits")
+        folder = shards_folder(path) / str(rank)
+        folder.mkdir(parents=True)
+        (of_rank[:, None] * np.ones(3, np.float32)).astype(np.float32).tofile(folder / "logits")
     kinds = {"logits": (np.dtype(np.float32), (3,))}
     monkeypatch.setattr(World, "gather", lambda self, value: [(of_rank, kinds) for of_rank in numbers])
     monkeypatch.setattr(World, "barrier", lambda self: None)
@@ -270,8 +222,8 @@ def join(path, numbers, monkeypatch):
 def test_rows_missing_or_written_twice_are_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="sample 1 was written twice"):
         join(tmp_path / "twice.safetensors", [np.array([0, 1]), np.array([1, 2])], monkeypatch)
-    monkeypatch.setattr("longtail.outputs.rows.shard_folder", lambda path, rank: path.with_name("elsewhere"))
-    with pytest.raises(UserError, match=r"rows of a process are missing: .*elsewhere; all processes must write"):
+    monkeypatch.setattr("longtail.outputs.rows.shards_folder", lambda path: path.with_name("elsewhere"))
+    with pytest.raises(UserError, match=r"rows of a process are missing: .*elsewhere.*; all processes must write"):
         join(tmp_path / "two.safetensors", [np.array([0, 1]), np.array([2, 3])], monkeypatch)
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -281,7 +233,7 @@ def test_an_interrupted_extraction_leaves_nothing(of_a_run, digits_copy, monkeyp
     def broken(*words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("longtail.outputs.extract.infer", broken)
+    monkeypatch.setattr("longtail.outputs.inference.forward", broken)
     path = digits_copy / "outputs" / "test.safetensors"
     run = Run.open(digits_copy)
     with pytest.raises(KeyboardInterrupt):
@@ -296,13 +248,13 @@ def test_images_per_class_are_read_and_no_others(digits_copy, monkeypatch):
     samples = []
 
     def counting(model, batch, head):
-        samples.append(len(batch))
+        samples.extend([] if batch.indices is None else batch.labels)
         return forward(model, batch, head)
 
     monkeypatch.setattr("longtail.outputs.inference.forward", counting)
     outputs = run.outputs("train", **chosen)
     rows = few.rows(whole.labels)
-    assert sum(samples) == len(outputs) == np.minimum(run.class_counts, 7).sum() < len(whole) / 2
+    assert len(samples) == len(outputs) == np.minimum(run.class_counts, 7).sum() < len(whole) / 2
     assert outputs.indices.tolist() == rows.tolist()
     assert outputs.labels.tolist() == whole.labels[rows].tolist()
     np.testing.assert_allclose(outputs.logits, whole.logits[rows], atol=1e-4)
@@ -331,29 +283,19 @@ def test_images_per_class_are_read_and_no_others(digits_copy, monkeypatch):
 def test_a_run_is_a_model_and_a_loader(digits_copy):
     """What a run stores is what `extract` gives for its model and its loader, but for folded batch-norms."""
     run = Run.open(digits_copy)
-    loader = run.loader("test")
-    assert sum(len(labels) for _, labels in loader) == run.split_sizes["test"]
+    loader, stored = run.loader("test"), run.outputs("test")
     outputs = longtail.extract(run.model(), loader, class_counts=run.class_counts, split="test", device="cpu")
-    stored = run.outputs("test")
     assert outputs.model == stored.model
-    np.testing.assert_array_equal(outputs.labels, stored.labels)
-    np.testing.assert_array_equal(outputs.head_weight, stored.head_weight)
-    np.testing.assert_allclose(outputs.logits, stored.logits, atol=1e-4)
-    np.testing.assert_allclose(outputs.features, stored.features, atol=1e-4)
-
-
-class NormalisesTheBatch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head((x - x.mean(0)) / x.std(0))
+    for name in ("labels", "head_weight", "logits", "features"):
+        np.testing.assert_allclose(getattr(outputs, name), getattr(stored, name), atol=1e-4)
 
 
 @pytest.mark.parametrize(
     "model",
-    [NormalisesTheBatch(), nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))],
+    [
+        made("Normalised", lambda m, x: m.head((x - x.mean(0)) / x.std(0)), head=nn.Linear(4, 3)),
+        nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)),
+    ],
     ids=["formula", "batch-norm"],
 )
 def test_logits_that_depend_on_the_rest_of_the_batch_are_warned_of(model):

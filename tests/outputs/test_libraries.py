@@ -1,18 +1,22 @@
-"""Models of timm, torchvision, transformers and PEFT, the real ones with random weights, by family."""
+"""Models and loaders of other people, the real ones: timm, torchvision, transformers, PEFT, compiled, wrapped."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import longtail
 from longtail import MARC
 from longtail.errors import UserError
+from longtail.heads.kinds import CosineHead
 from longtail.outputs.extract import find_head
 
-CLASSES = 10
+from .conftest import CLASSES, logits_of
+
 SAMPLES = 120
 
 
@@ -45,10 +49,7 @@ def vision_model(name, **settings):
 SMALL_VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
 PICTURES = {
     "timm resnet": (lambda: timm_model("resnet10t"), ("fc",)),
-    "timm DeiT, distilled": (
-        lambda: timm_model("deit_tiny_distilled_patch16_224", **SMALL_VIT),
-        ("head", "head_dist"),
-    ),
+    "timm DeiT, distilled": (lambda: timm_model("deit_tiny_distilled_patch16_224", **SMALL_VIT), ("head", "head_dist")),
     "timm LeViT, distilled": (
         lambda: timm_model("levit_128s", img_size=32, embed_dim=(16, 24, 32), key_dim=8, num_heads=(2, 2, 2)),
         ("head.linear", "head_dist.linear"),
@@ -81,8 +82,7 @@ def test_models_of_pictures(family, pictures, calibrated):
     model = awake(build())
     batches = [(images[i : i + 40], labels[i : i + 40]) for i in range(0, SAMPLES, 40)]
     repaired, _ = calibrated(model, batches, images, atol=1e-3)
-    found = find_head(model, batch=batches[0], device="cpu")
-    assert sorted(found.layers) == sorted(layers)
+    assert sorted(find_head(model, batches[0], device="cpu")) == sorted(layers)
     assert all(type(repaired.get_submodule(path)) in (nn.Linear, nn.Conv2d) for path in layers)
 
 
@@ -138,11 +138,9 @@ def test_models_of_texts(kind, texts, calibrated):
     named, labels = texts
     model = text_model(kind)
     repaired, _ = calibrated(model, in_batches(named, labels), named, atol=1e-3)
-    (head,) = find_head(model, batch=in_batches(named, labels)[0], device="cpu").layers
+    (head,) = find_head(model, in_batches(named, labels)[0], device="cpu")
     assert head == ("classifier.out_proj" if kind == "Roberta" else "score")
     assert type(repaired.get_submodule(head)) is nn.Linear
-    assert find_head(model) == head
-    assert not find_head(model).sure
 
 
 @pytest.mark.parametrize("on_head", [False, True])
@@ -156,14 +154,108 @@ def test_adapters(on_head, texts, calibrated):
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.3)
-    guess = find_head(model)
-    assert "lora_" not in guess
-    assert "dense" not in guess
     repaired, _ = calibrated(model, in_batches(named, labels), named, atol=1e-3)
-    found = find_head(model, batch=in_batches(named, labels)[0], device="cpu")
-    assert guess in found.layers
     if on_head:
         with torch.no_grad():
             expected = repaired.eval()(**named).logits
             merged = repaired.merge_and_unload()(**named).logits
         torch.testing.assert_close(merged, expected, rtol=1e-3, atol=1e-3)
+
+
+# The networks are not trained, so their logits have nothing to do with the labels.
+pytestmark = pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")
+
+
+class HeadFirst(nn.Module):
+    """The classifier has a name of its own, no bias, and stands before the layers it comes after."""
+
+    def __init__(self):
+        super().__init__()
+        self.verdict = nn.Linear(16, CLASSES, bias=False)
+        self.zz_body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+
+    def forward(self, x):
+        return self.verdict(self.zz_body(x))
+
+
+class Cosine(nn.Linear):
+    """What many call a cosine classifier: a subclass of `nn.Linear` that is not linear."""
+
+    def forward(self, x):
+        return 16 * F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+class CosineByHand(nn.Module):
+    """Class vectors that are no layer at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+        self.vectors = nn.Parameter(torch.randn(CLASSES, 16))
+
+    def forward(self, x):
+        return 16 * F.linear(F.normalize(self.body(x)), F.normalize(self.vectors))
+
+
+def test_cosine_heads_are_refused_or_folded(digits, calibrated):
+    images, labels = digits
+    body = [nn.Flatten(), nn.Linear(64, 16)]
+    with pytest.raises(
+        UserError, match=r"2 \(Cosine\) does not compute weight times input plus bias .* longtail.attach"
+    ):
+        longtail.calibrate(nn.Sequential(*body, Cosine(16, CLASSES)), [(images, labels)], device="cpu")
+    with pytest.raises(
+        UserError, match=r"no linear layer .* of CosineByHand outputs its logits, of shape .* longtail.attach"
+    ):
+        longtail.calibrate(CosineByHand(), [(images, labels)], device="cpu")
+    repaired, _ = calibrated(nn.Sequential(*body, CosineHead(16, CLASSES)), [(images, labels)], images)
+    assert type(repaired[2].linear) is nn.Linear
+
+
+@pytest.mark.parametrize("wrap", ["torch.compile", "compile in place", "compiled body", "DataParallel"])
+def test_compiled_and_wrapped_models(wrap, digits):
+    """Compiled ones were run before: hooks are heard all the same."""
+    images, labels = digits
+    model = HeadFirst().eval()
+    expected = model(images).detach()
+    if wrap == "compile in place":
+        model.compile(backend="eager")
+        wrapped = model
+    elif wrap == "compiled body":
+        model.zz_body = torch.compile(model.zz_body, backend="eager")
+        wrapped = model
+    else:
+        wrapped = nn.DataParallel(model) if wrap == "DataParallel" else torch.compile(model, backend="eager")
+    with torch.inference_mode():
+        wrapped(images)
+    repaired, fitted = longtail.calibrate(wrapped, [(images, labels)], device="cpu")
+    assert isinstance(repaired, HeadFirst)
+    torch.testing.assert_close(logits_of(repaired, images), fitted.transform(expected), rtol=1e-3, atol=1e-3)
+
+
+def hugging_face(images, labels, names=("pixel_values", "labels")):
+    from datasets import Dataset
+
+    return Dataset.from_dict({names[0]: images.numpy(), names[1]: labels.numpy(), "file": [f"{n}.png" for n in labels]})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: TensorDataset(x, y),
+        lambda x, y: [(x.numpy(), y.numpy().reshape(-1, 1))],
+        lambda x, y: [{"pixel_values": x, "labels": y}],
+        lambda x, y: [{"image": x, "label": y}],
+        lambda x, y: hugging_face(x, y),
+        lambda x, y: hugging_face(x, y, ("image", "label")).with_format("torch"),
+        lambda x, y: hugging_face(x, y).to_iterable_dataset(),
+        lambda x, y: DataLoader(hugging_face(x, y).with_format("torch"), 50),
+    ],
+    ids=["Dataset", "arrays", "named", "other names", "hf", "hf torch", "hf stream", "hf loader"],
+)
+def test_any_loader(make, digits):
+    images, labels = digits
+    model = HeadFirst()
+    outputs = longtail.extract(model, make(images, labels), device="cpu")
+    assert outputs.labels.tolist() == labels.tolist()
+    np.testing.assert_allclose(outputs.logits, logits_of(model, images), atol=1e-5)

@@ -8,39 +8,33 @@ import longtail
 from longtail.errors import UserError
 from longtail.outputs.extract import find_head
 
+from .conftest import made
+
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3])
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(6, 4)
-
-    def forward(self, x):
-        return self.fc(x)
-
-
-class Two(Net):
-    def forward(self, image, table):
-        return self.fc(image + table)
-
-
-class Pair(Net):
-    def forward(self, both):
-        return self.fc(both[0] + both[1])
-
-
-class Many(Net):
-    def forward(self, *parts):
-        return self.fc(torch.stack(parts).sum(0))
-
-
-@pytest.mark.parametrize("build", [Two, Pair, Many])
-def test_several_inputs(build):
+def net(forward=lambda self, x: self.fc(x)):
     torch.manual_seed(0)
-    model = build()
-    batch = (X, X.flip(0)) if build is not Pair else ((X, X.flip(0)),)
+    return made("Net", forward, fc=nn.Linear(6, 4))
+
+
+def two(self, image, table):
+    return self.fc(image + table)
+
+
+def pair(self, both):
+    return self.fc(both[0] + both[1])
+
+
+def many(self, *parts):
+    return self.fc(torch.stack(parts).sum(0))
+
+
+@pytest.mark.parametrize("forward", [two, pair, many])
+def test_several_inputs(forward):
+    model = net(forward)
+    batch = (X, X.flip(0)) if forward is not pair else ((X, X.flip(0)),)
     repaired, method = longtail.calibrate(model, [((X, X.flip(0)), Y)], device="cpu")
     torch.testing.assert_close(repaired(*batch), method.transform(model(*batch).detach()), rtol=1e-4, atol=1e-4)
 
@@ -48,41 +42,24 @@ def test_several_inputs(build):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["cat"] * 12, r"labels are str \('cat'\), not class numbers; give each class the number of its column"),
-        (torch.eye(4)[Y], r"if every sample of the set has exactly one 1, labels.argmax\(1\)"),
-        (torch.eye(4)[Y] + torch.eye(4)[0], "several numbers per sample"),
-        (
-            torch.eye(4)[Y].index_fill(1, torch.tensor([0]), 1.0),
-            "multi-label data, which longtail.posthoc.MultiLabelCalibration calibrates",
-        ),
-        (torch.zeros(12, 5, 5).long(), "one class per pixel, as in segmentation"),
-        (0.9 * torch.eye(4)[Y] + 0.025, "that sum to 1, as mixup makes them"),
-        (Y.float(), r"labels.long\(\) makes whole numbers of them"),
-        (Y + 0.5, "these are real numbers"),
-        ([{"boxes": X}] * 12, r"the labels of a batch are a dictionary \(list\), not one class per sample"),
+        (["cat"] * 12, r"labels are str \('cat'\), not class numbers; number the classes from 0 on"),
+        (torch.eye(4)[Y], r"if every sample has exactly one 1, argmax\(1\) gives the class numbers"),
+        (torch.eye(4)[Y].index_fill(1, torch.tensor([0]), 1.0), "use posthoc.MultiLabelCalibration"),
+        (torch.zeros(12, 5, 5).long(), "several numbers per sample"),
+        (0.9 * torch.eye(4)[Y] + 0.025, "several numbers per sample"),
+        (Y.float(), "convert them to whole numbers"),
+        ([{"boxes": X}] * 12, "labels are dict"),
     ],
 )
 def test_labels_that_are_no_class_numbers(labels, message):
     with pytest.raises(UserError, match=message) as error:
-        longtail.calibrate(Net(), [(X, labels)], device="cpu")
+        longtail.calibrate(net(), [(X, labels)], device="cpu")
     assert ("argmax" in str(error.value)) == ("exactly one 1" in message)  # never where it would make wrong labels
 
 
 def test_too_many_inputs():
-    with pytest.raises(UserError, match="a batch has 3 inputs, and Two takes 2: image, table"):
-        longtail.calibrate(Two(), [((X, X, X), Y)], device="cpu")
-
-
-def test_lightning_modules_without_forward():
-    lightning = pytest.importorskip("lightning")
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.network = Net()
-
-    with pytest.raises(UserError, match=r"Module has no forward that gives logits; .* \(its parts: network\)"):
-        longtail.calibrate(Module(), [(X, Y)], device="cpu")
+    with pytest.raises(UserError, match="a batch has 3 inputs, and Net takes 2: image, table"):
+        longtail.calibrate(net(two), [((X, X, X), Y)], device="cpu")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.ao
@@ -115,20 +92,20 @@ def test_a_head_of_whole_numbers_is_named():
 
 
 @pytest.mark.parametrize(
-    ("model", "kind"), [(None, "a NoneType"), ("resnet50", "a str"), (Net, "the class Net"), (torch.relu, "a builtin_")]
+    ("model", "kind"), [(None, "a NoneType"), ("resnet50", "a str"), (nn.Linear, "the class Linear"), (3, "a int")]
 )
 def test_what_is_no_model(model, kind):
     for call in (
         lambda: longtail.calibrate(model, [(X, Y)], device="cpu"),
         lambda: longtail.extract(model, [(X, Y)], device="cpu"),
-        lambda: find_head(model),
+        lambda: find_head(model, (X, Y)),
     ):
         with pytest.raises(UserError, match=f"a model must be a torch.nn.Module, not {kind}"):
             call()
 
 
 def test_programs_that_were_exported_before():
-    program = torch.export.export(Net().eval(), (X,))
+    program = torch.export.export(net().eval(), (X,))
     with pytest.raises(UserError, match="not a ExportedProgram"):
         longtail.calibrate(program, [(X, Y)], device="cpu")
     with pytest.raises(UserError, match="cannot be put into evaluation mode .* the model before it is exported"):
@@ -136,7 +113,7 @@ def test_programs_that_were_exported_before():
 
 
 def test_models_that_cannot_be_copied(tmp_path):
-    model, said = Net(), "Net cannot be copied with copy.deepcopy, and .* with longtail.attach$"
+    model, said = net(), "Net cannot be copied with copy.deepcopy, and .* with longtail.attach$"
     with (tmp_path / "log").open("w") as model.log, pytest.raises(UserError, match=said):
         longtail.calibrate(model, [(X, Y)], device="cpu")
 
@@ -144,7 +121,7 @@ def test_models_that_cannot_be_copied(tmp_path):
 @pytest.mark.parametrize("loader", [(X, Y), [X, Y], (X.numpy(), Y.numpy())])
 def test_one_batch_is_no_loader(loader):
     with pytest.raises(UserError, match=r"is one batch, not a loader; write \[\(inputs, labels\)\]"):
-        longtail.calibrate(Net(), loader, device="cpu")
+        longtail.calibrate(net(), loader, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -154,4 +131,4 @@ def test_one_batch_is_no_loader(loader):
 def test_what_gives_no_batches(loader, kind):
     for call in (longtail.calibrate, longtail.extract):
         with pytest.raises(UserError, match=f"a {kind} gives no batches; pass a DataLoader or a list of batches"):
-            call(Net(), loader, device="cpu")
+            call(net(), loader, device="cpu")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from longtail import MARC, Outputs
 from longtail.errors import UserError
@@ -34,7 +34,6 @@ def test_what_is_written_is_read_and_is_plain_safetensors(tmp_path):
     for name in ("labels", "logits", "features", "class_counts", "head_weight", "head_bias", "indices"):
         np.testing.assert_array_equal(getattr(read, name), getattr(outputs, name))
     assert (read.split, read.views, read.class_names) == ("validation", 0, ("x", "y", "z"))
-    assert isinstance(read.logits[5:7], np.memmap)
     np.testing.assert_array_equal(load_file(tmp_path / "o.safetensors")["logits"], outputs.logits)
 
 
@@ -52,13 +51,6 @@ def test_a_class_vector_of_zeros_is_named():
     weight[1] = 0
     with pytest.raises(UserError, match="a class vector must not be zero"):
         TauNorm(1.0).fit(example(head_weight=weight))
-
-
-def test_changing_what_was_read_never_reaches_the_file(tmp_path):
-    example().save(tmp_path / "o.safetensors")
-    before = (tmp_path / "o.safetensors").read_bytes()
-    Outputs.open(tmp_path / "o.safetensors").logits[:][...] = 0
-    assert (tmp_path / "o.safetensors").read_bytes() == before
 
 
 def test_outputs_of_another_model_are_refused(tmp_path):
@@ -91,10 +83,13 @@ def test_norms_are_those_of_the_head_or_one():
     ("changes", "message"),
     [
         ({"logits": None, "features": None}, "need logits, or features and the head"),
-        ({"features": np.zeros((3, 4))}, "50 labels but 3 rows of features"),
-        ({"class_counts": np.ones(4, dtype=int)}, "3 classes, but class_counts is of 4"),
-        ({"head_weight": np.ones((1, 4))}, "3 classes, but head_weight is of 1"),
-        ({"logits": np.zeros(50)}, r"logits of outputs must have two dimensions, not shape \(50,\)"),
+        ({"features": np.zeros((3, 4))}, r"outputs have N = 50, but features is of shape \(3, 4\)"),
+        ({"class_counts": np.ones(4, dtype=int)}, r"outputs have K = 3, but class_counts is of shape \(4,\)"),
+        ({"head_weight": np.ones((1, 4))}, r"outputs have K = 3, but head_weight is of shape \(1, 4\)"),
+        ({"head_bias": np.array([0, np.nan, 0])}, "head_bias of outputs must be finite real numbers"),
+        ({"head_weight": np.full((3, 4), 1j)}, "head_weight of outputs must be finite real numbers"),
+        ({"class_names": ("a", "b")}, "outputs have 3 classes, but 2 class names"),
+        ({"logits": np.zeros(50)}, r"logits of outputs must be of shape \(N, K\), not \(50,\)"),
     ],
 )
 def test_outputs_that_do_not_fit_together(changes, message):
@@ -102,18 +97,10 @@ def test_outputs_that_do_not_fit_together(changes, message):
         example(**changes)
 
 
-def test_damaged_files_are_named(tmp_path):
+def test_files_that_hold_no_outputs_are_named(tmp_path):
     path = tmp_path / "o.safetensors"
     with pytest.raises(UserError, match="does not exist"):
         Outputs.open(path)
-    example().save(path)
-    whole = path.read_bytes()
-    for content in (whole[:-10], whole[:100], b"", b"\xff" * 64):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match="not a whole safetensors file"):
-            Outputs.open(path)
-    from safetensors.numpy import save_file
-
     save_file({"logits": np.zeros((2, 2), np.float32)}, path)
     with pytest.raises(UserError, match="holds no outputs of a model"):
         Outputs.open(path)
@@ -129,17 +116,3 @@ def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
         broken.save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["o.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"head_bias": np.array([0, np.nan, 0])}, "head_bias of outputs must be finite real numbers"),
-        ({"head_weight": np.full((3, 2), 1j)}, "head_weight of outputs must be finite real numbers"),
-        ({"class_names": ("a", "b")}, "outputs have 3 classes, but 2 class names"),
-    ],
-)
-def test_a_head_or_names_that_cannot_be_are_refused(changes, message):
-    known = {"labels": np.arange(3), "class_counts": np.ones(3, int), "logits": np.eye(3)}
-    with pytest.raises(UserError, match=message):
-        Outputs(**known, **changes)

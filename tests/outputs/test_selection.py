@@ -1,3 +1,4 @@
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -9,10 +10,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 import longtail
@@ -82,8 +81,8 @@ def test_only_the_chosen_are_read(model):
     "loader",
     [
         TensorDataset(X, Y),
+        datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()}),
         DataLoader(Pictures(), batch_size=7, shuffle=True),
-        DataLoader(TensorDataset(X, Y), 7, sampler=RandomSampler(Y, replacement=True, num_samples=20)),
         DataLoader(TensorDataset(X, Y), 7, sampler=Backwards()),
         DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(Backwards(), 7, True)),
         DataLoader(Subset(TensorDataset(X.flip(0), Y.flip(0)), list(range(len(Y) - 1, -1, -1))), batch_size=16),
@@ -95,18 +94,9 @@ def test_only_the_chosen_are_read(model):
             },
         ),
     ],
-    ids=["TensorDataset", "shuffled", "replacement", "own sampler", "batch sampler", "Subset", "own collate_fn"],
+    ids=["TensorDataset", "Hugging Face", "shuffled", "own sampler", "batch sampler", "Subset", "own collate_fn"],
 )
 def test_every_data_set_that_knows_its_labels(model, loader):
-    outputs = longtail.extract(model, loader, images_per_class=6, device="cpu")
-    rows = ClassSubsample(6).rows(Y.numpy())
-    assert outputs.labels.tolist() == Y[rows].tolist()
-    np.testing.assert_allclose(outputs.logits, model(X[rows]).detach(), atol=1e-6)
-
-
-def test_a_hugging_face_data_set(model):
-    datasets = pytest.importorskip("datasets")
-    loader = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
     outputs = longtail.extract(model, loader, images_per_class=6, device="cpu")
     rows = ClassSubsample(6).rows(Y.numpy())
     assert outputs.labels.tolist() == Y[rows].tolist()
@@ -119,16 +109,12 @@ def test_a_hugging_face_data_set(model):
         (Stream(), "a Stream cannot skip samples"),
         ([(X, Y)], "a list cannot skip samples"),
         (Unlabelled(), "the labels of a Unlabelled are not known before it is read"),
-        (Pictures(targets=[0, 1]), "not one class number per sample"),
         (Pictures(targets=Y.flip(0).tolist()), "not those that the data set lists"),
         (
-            DataLoader(
-                TensorDataset(X, Y), batch_sampler=BatchSampler(WeightedRandomSampler([1.0] * 85, 85), 5, False)
-            ),
-            "a WeightedRandomSampler, which does not show every sample once",
+            DataLoader(TensorDataset(X, Y), 7, sampler=RandomSampler(Y, replacement=True, num_samples=20)),
+            "a RandomSampler, which does not show every sample once",
         ),
         (DataLoader(TensorDataset(X, Y), sampler=Backwards(80)), "a Backwards, which does not show every sample once"),
-        (DataLoader(TensorDataset(X, Y), sampler=SequentialSampler(Y[:10])), "does not show every sample once"),
         (DataLoader(Pictures(), batch_size=None), "the loader has no batch size"),
         (TensorDataset(X[:0], Y[:0]), "a TensorDataset without samples has none to choose"),
         (Pictures(targets=[-1, *Y[1:].tolist()]), "sample 0 has the label -1, but classes are numbered from 0 on"),

@@ -8,9 +8,9 @@ from torch import nn
 
 import longtail
 from longtail.files.atomic import locked, replacing
-from longtail.outputs.rows import remove_shards, shard_folder
+from longtail.outputs.rows import remove_shards, shards_folder
 from longtail.runs.folder import Run
-from longtail.runs.outputs import outputs_path
+from longtail.runs.network import outputs_path
 
 
 def leave_half(path: Path) -> Path:
@@ -18,14 +18,14 @@ def leave_half(path: Path) -> Path:
     with replacing(path) as temporary:
         temporary.write_bytes(b"")
     path.unlink()
-    temporary.parent.mkdir()
+    temporary.parent.mkdir(parents=True)
     temporary.write_bytes(b"half")
     return temporary.parent
 
 
 def leave_shard(path: Path, rank: int) -> Path:
-    folder = shard_folder(path, rank)
-    folder.mkdir()
+    folder = shards_folder(path) / str(rank)
+    folder.mkdir(parents=True)
     (folder / "logits").write_bytes(b"rows")
     return folder
 
@@ -37,7 +37,7 @@ def test_shards_of_any_process_and_temporary_files_are_removed(tmp_path):
     leave_shard(path, 5)
     kept = leave_shard(other, 0)
     remove_shards(path)
-    assert list(tmp_path.iterdir()) == [kept]
+    assert list(tmp_path.iterdir()) == [kept.parent]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -12,8 +12,8 @@ from PIL import Image
 import longtail
 from longtail.metrics.scores import evaluate
 from longtail.paper.__main__ import main
+from longtail.paper.figures import accuracy_against_gamma, f1_over_data_sets
 from longtail.paper.items import ITEMS, NUMBERS
-from longtail.paper.reproduce import draw_f1
 from longtail.paper.work import released_networks
 from longtail.report.figures import drawing
 
@@ -113,7 +113,7 @@ def test_f1_over_data_sets_is_that_of_the_cells(out):
 def test_bars_are_means_and_dots_are_seeds():
     with drawing():
         two, one = {"before": [0.2, 0.4], "after": [0.5, 0.6]}, {"before": [0.1], "after": [0.9]}
-        axes = draw_f1({"one": two, "two": one}).axes[0]
+        axes = f1_over_data_sets({"one": two, "two": one}).axes[0]
     heights = [[bar.get_height() for bar in group] for group in axes.containers]
     np.testing.assert_allclose(heights, [[30, 10], [55, 90]])
     dots = [dots.get_offsets()[:, 1].tolist() for dots in axes.collections]
@@ -121,9 +121,19 @@ def test_bars_are_means_and_dots_are_seeds():
     assert [text.get_text() for text in axes.texts] == ["30.0", "10.0", "55.0", "90.0"]
 
 
+def test_curves_over_gamma_are_the_scores():
+    labels = np.repeat([0, 1, 2], [4, 3, 3])
+    scores = {gamma: evaluate(np.eye(3)[(labels * gamma).astype(int)], labels, [200, 50, 5]) for gamma in (0.0, 0.5)}
+    with drawing():
+        lines = accuracy_against_gamma(scores).axes[0].lines
+    for line, name in zip(lines, ("balanced", "many", "medium", "few"), strict=False):
+        np.testing.assert_allclose(line.get_xdata(), [0.0, 0.5])
+        np.testing.assert_allclose(line.get_ydata(), [100 * getattr(metrics, name) for metrics in scores.values()])
+
+
 def test_nothing_is_trained_twice(out, monkeypatch):
     make("figure-f1", out)
-    monkeypatch.setattr("longtail.tasks.cells.train", None)  # must not be called again
+    monkeypatch.setattr("longtail.tasks.compare.train", None)  # must not be called again
     make("figure-f1", out)
     make("figure-gamma", out)
 
@@ -197,7 +207,7 @@ def released(digits_run, tmp_path, monkeypatch):
 
 
 def test_released_networks_take_the_place_of_training(released, tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.tasks.cells.train", None)  # must not be called
+    monkeypatch.setattr("longtail.tasks.compare.train", None)  # must not be called
     words = ["--released", "--recipes", "digits-lt", "--out", str(tmp_path / "out"), "--quiet"]
     assert main(["table-boundary", *words]) == 0
     results = json.loads((tmp_path / "out" / "table-boundary" / "results.json").read_text())

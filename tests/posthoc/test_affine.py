@@ -11,7 +11,7 @@ from longtail.outputs import rows as logit_rows
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.solver import affine
-from longtail.posthoc.solver.affine import SUBSAMPLING, AffineProblem, _largest_subsample
+from longtail.posthoc.solver.affine import SUBSAMPLING, AffineProblem, largest_subsample
 
 COUNTS = np.array([40, 12, 4])
 
@@ -31,10 +31,10 @@ def problem_of(logits, y, **options):
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 200))
-def test_the_largest_subsample_is_the_largest(counts, rows):
+def test_thelargest_subsample_is_the_largest(counts, rows):
     counts = np.array(counts)
     fitting = [m for m in range(counts.max() + 1) if np.minimum(counts, m).sum() <= rows]
-    assert _largest_subsample(counts, rows) == max(fitting)
+    assert largest_subsample(counts, rows) == max(fitting)
 
 
 def test_a_part_weighs_as_much_as_all_rows(monkeypatch):
@@ -43,7 +43,7 @@ def test_a_part_weighs_as_much_as_all_rows(monkeypatch):
     whole = problem_of(logits, y)
     part = whole.subsampled()
     size = part.rows.shape[0]
-    most = _largest_subsample(COUNTS, len(y) // SUBSAMPLING)
+    most = largest_subsample(COUNTS, len(y) // SUBSAMPLING)
     assert np.bincount(part.labels.numpy()).tolist() == np.minimum(COUNTS, most).tolist()
     assert size <= len(y) // SUBSAMPLING
     assert part.share == pytest.approx(size / len(y))
@@ -108,7 +108,7 @@ def test_one_pass_at_two_points_is_two_passes(monkeypatch, small, computed):
     rng = np.random.default_rng(0)
     features, weight = rng.normal(size=(31, 5)).astype(np.float32), torch.from_numpy(rng.normal(size=(3, 5))).float()
     bias, y = torch.tensor([0.1, -0.2, 0.3]), torch.from_numpy(rng.integers(0, 3, 31))
-    rows = LogitRows(features=features, weight=weight, bias=bias)
+    rows = LogitRows(features, weight, bias)
     if not computed:
         rows = LogitRows(rows.read(slice(None)).contiguous())
     settings = {"ridge": 0.01, "centre": np.zeros(6)}

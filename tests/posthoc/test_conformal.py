@@ -9,8 +9,8 @@ from longtail import HALO, Probe
 from longtail.data.imbalance import long_tail_counts
 from longtail.errors import UserError
 from longtail.posthoc import MARC, LogitAdjustment, Tempered
-from longtail.posthoc.conformal import SetScores
-from longtail.posthoc.deployment import unseen_logits
+from longtail.posthoc.deployment import SetScores
+from longtail.posthoc.held_out import out_of_fold_logits, stratified_folds
 from longtail.posthoc.inputs import from_arrays
 
 COUNTS = long_tail_counts(10, 400, 50)
@@ -65,30 +65,16 @@ def test_the_mean_coverage_of_classes_is_as_promised_however_rare_they_are():
 
 
 @pytest.mark.parametrize("method", [HALO(), Tempered(HALO())], ids=["HALO", "Tempered"])
-def test_a_method_that_uses_held_out_samples_is_tried_by_fits_that_have_not_seen_them(method):
+def test_the_scores_of_sets_are_out_of_fold_and_at_equal_classes(method):
     rng = np.random.default_rng(3)
     (train, y), (held, labels) = draw(COUNTS, rng), draw(np.maximum(COUNTS // 4, 2), rng)
     method.fit(train, y, validation=(held, labels))
-    seen = []
-    refitted = type(method).refitted
-
-    class Spy(type(method)):
-        def refitted(self, data, validation):
-            seen.append(validation.rows.read(slice(None)).numpy())
-            return refitted(self, data, validation)
-
-    spy = Spy(**method.get_params(deep=False))
-    vars(spy).update(vars(method))
-    logits = unseen_logits(spy, from_arrays(train, y), from_arrays(held, labels))
-    assert logits.shape == held.shape
-    assert np.isfinite(logits).all()
-    left_out = [(~(held[:, None].astype(np.float32) == kept[None]).all(2).any(1)) for kept in seen]
-    assert len(left_out) == 5
-    np.testing.assert_array_equal(np.sum(left_out, axis=0), 1)  # every sample is left out once
-    assert method.set_scores_ is not None
+    logits = out_of_fold_logits(
+        method, from_arrays(train, y), from_arrays(held, labels), stratified_folds(labels, 5, seed=0)
+    )
+    assert method.set_scores_ == SetScores.of(logits.double().softmax(1).numpy(), labels, calibrated=True)
     assert method.prior_check_.samples == len(labels)
-    # The target prior changes predictions, not sets.
-    if isinstance(method, HALO):
+    if isinstance(method, HALO):  # the target prior changes predictions, not sets
         moved = method.with_target_prior("train")
         np.testing.assert_array_equal(moved.predict_set(held), method.predict_set(held))
         given = torch.from_numpy(held)
@@ -103,6 +89,44 @@ def test_probe_gives_sets_and_leaves_out_classes_without_samples():
     sets = probe.predict_set(MEANS[truth] + rng.normal(size=(1000, 4)), coverage=0.9)
     assert not sets[:, 10].any()
     assert 0.86 <= sets[np.arange(1000), truth].mean() <= 0.95
+
+
+def test_calibrated_probabilities_stand_for_four_samples_of_every_class():
+    rng = np.random.default_rng(6)
+    labels = np.repeat([0, 1, 2], [60, 20, 2])
+    probabilities = softmax(2 * rng.normal(size=(82, 4)), axis=1)  # the last class has no sample
+    found = SetScores.of(probabilities, labels, calibrated=True)
+    counts, scores, weights = np.array([60, 20, 2, 0]), [], []
+    for i, row in enumerate(probabilities):
+        scores.append(1 - row[labels[i]])
+        weights.append(1 / (counts[labels[i]] + 4))
+        for k in range(3):
+            share = [one[k] / (one @ counts) for one in probabilities]
+            scores.append(1 - row[k])
+            weights.append(4 / (counts[k] + 4) * share[i] / sum(share))
+    scores, weights = np.array(scores), np.array(weights)
+    for coverage in (0.5, 0.9):
+        for label in range(3):
+            wanted = coverage * (1 + 1 / (counts[label] + 4) / 3)
+            shares = [weights[scores <= own].sum() / weights.sum() for own in np.sort(scores)]
+            by_hand = np.sort(scores)[np.searchsorted(shares, np.ceil(1000 * wanted - 1e-9) / 1000 - 1e-9)]
+            assert found.thresholds(coverage)[label] == pytest.approx(by_hand)
+
+
+def test_the_coverage_of_one_network_is_nearer_to_the_promise_than_its_rarest_classes_alone_allow():
+    """Two samples of the rarest classes: the mean over draws is right, one draw need not be."""
+    rng = np.random.default_rng(7)
+    test, labels = draw(np.full(10, 100), rng)
+    log_prior = np.log(COUNTS / COUNTS.sum())
+    off = {True: [], False: []}
+    for _ in range(40):
+        held, y = draw(np.maximum(COUNTS // 10, 2), rng)
+        for calibrated, missed in off.items():
+            scores = SetScores.of(softmax(held - log_prior, axis=1), y, calibrated=calibrated)
+            sets = scores.sets(softmax(test - log_prior, axis=1), 0.9)
+            missed.append(np.mean([sets[labels == label, label].mean() for label in range(10)]) - 0.9)
+    assert abs(np.mean(off[True])) < 0.02
+    assert np.std(off[True]) < 0.75 * np.std(off[False])
 
 
 def test_what_cannot_be_promised_is_refused():

@@ -9,8 +9,8 @@ from scipy.optimize import minimize
 from longtail import MARC
 from longtail.posthoc import LWS, VectorScaling
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.scale_and_shift import SMALLEST_SCALE
 from longtail.posthoc.solver import SMALLEST_GOAL, affine
+from longtail.posthoc.solver.affine import SMALLEST_SCALE
 
 KINDS = ["plain", "separable", "large", "duplicated", "constant", "calibrated"]
 

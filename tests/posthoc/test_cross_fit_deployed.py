@@ -84,13 +84,16 @@ def test_the_given_head_counts_only_for_the_loss_that_it_reached(draws):
 
 
 def test_it_recognises_more_than_the_same_numbers_on_the_given_head(draws):
+    scores = []
     for halo, train, test in draws:
         data = from_outputs(train)
         statistics = class_statistics(train.features, data.labels, 10)
         heads = stack_heads(data, train.features, statistics, halo.tolerance)
         given = mixed(halo, test.logits, heads, test.features).argmax(1)
         deployed = np.asarray(halo.transform(test)).argmax(1)
-        assert balanced_accuracy_score(test.labels, deployed) >= balanced_accuracy_score(test.labels, given)
+        scores.append([balanced_accuracy_score(test.labels, predicted) for predicted in (deployed, given)])
+    deployed, given = np.mean(scores, axis=0)
+    assert deployed > given
 
 
 def test_with_held_out_samples_the_models_head_stays():

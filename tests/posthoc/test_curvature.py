@@ -7,7 +7,7 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 from longtail.posthoc.solver import Problem, minimise
-from longtail.posthoc.solver.curvature import Blocks, Memory, Scaling, Unscaled
+from longtail.posthoc.solver.lbfgs import Blocks, Memory, Scaling, Unscaled
 
 RNG = np.random.default_rng(0)
 FACTORS = RNG.normal(size=(4, 2, 2))

@@ -16,8 +16,8 @@ from longtail.posthoc import (
     TemperatureScaling,
     VectorScaling,
 )
-from longtail.posthoc.held_out import like_training
 from longtail.posthoc.marc import class_weights
+from longtail.posthoc.priors import like_training
 
 RNG = np.random.default_rng(11)
 LABELS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 2)

@@ -8,8 +8,8 @@ from sklearn.linear_model import LogisticRegression
 
 from longtail import HALO, MARC, Outputs
 from longtail.errors import UserError
-from longtail.posthoc import CRT, LogitAdjustment, MatrixScaling, VectorScaling
-from longtail.posthoc.gate import FitWarning, _Sample, check_fit_inputs
+from longtail.posthoc import CRT, DisAlign, LogitAdjustment, MatrixScaling, VectorScaling
+from longtail.posthoc.gate import FitWarning, check_fit_inputs, rank_agreement
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.result_check import check_fit_result
 from longtail.sklearn import CalibratedLongTail
@@ -31,13 +31,14 @@ def passes(logits, y, **more):
 
 def test_the_variance_of_the_statistic_is_that_of_permutations():
     logits, y = samples((30, 12, 6), strength=1.0)
-    sample = _Sample(logits - logits.mean(1, keepdims=True), y)
-    found, deviation, _ = sample.agreement
+    logits = logits - logits.mean(1, keepdims=True)
+    found, deviation, _ = rank_agreement(logits, y)
+    ranks = np.argsort(np.argsort(logits, axis=0), axis=0) / len(y) - (len(y) - 1) / (2 * len(y))
     rng = np.random.default_rng(1)
-    drawn = [sample.ranks[np.arange(len(y)), rng.permutation(y)].sum() for _ in range(4000)]
+    drawn = [ranks[np.arange(len(y)), rng.permutation(y)].sum() for _ in range(4000)]
     assert np.mean(drawn) == pytest.approx(0, abs=4 * deviation / 60)
     assert np.std(drawn) == pytest.approx(deviation, rel=0.05)
-    assert found == pytest.approx(sum(sample.ranks[i, label] for i, label in enumerate(y)))
+    assert found == pytest.approx(sum(ranks[i, label] for i, label in enumerate(y)))
 
 
 def test_good_samples_pass_in_silence():
@@ -203,3 +204,36 @@ def test_a_result_that_is_too_sure_or_reversed_is_warned_of(scale, message):
     method.scale_, method.shift_ = scale * method.scale_, scale * method.shift_
     with pytest.warns(FitWarning, match=f"VectorScaling {message}"):
         check_fit_result(method, from_arrays(logits, y))
+
+
+@pytest.mark.parametrize("method", [CRT(), DisAlign(max_iter=500)], ids=["cRT", "DisAlign"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("positives", "warned"), [(10, True), (1500, False)])
+def test_what_a_new_head_learns_by_heart_shows_on_samples_left_out_of_its_fit(method, positives, warned, seed):
+    """The best linear classifier of two classes in 32 dimensions; ten samples of one of them cannot teach a better."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat([0, 1], [3000, positives])
+    features = rng.normal(size=(len(y), 32)) + 0.25 * y[:, None]
+    margin = 0.25 * features.sum(1) - 1 + np.log(positives / 3000)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        method.fit(np.stack([-margin / 2, margin / 2], 1), y, features=features)
+    messages = [str(one.message) for one in caught if issubclass(one.category, FitWarning)]
+    assert ["s the AUC of the two classes by" in one for one in messages] == [True] * warned
+    assert all("samples left out of the fit" in one for one in messages)
+
+
+def test_a_cross_fit_reduces_large_classes_or_does_not_take_place(monkeypatch):
+    """Its work is limited; with too many numbers for that, nothing is fitted again."""
+    import longtail.posthoc.result_check as check
+
+    fitted = []
+    out_of_fold = check.out_of_fold_logits
+    monkeypatch.setattr(check, "out_of_fold_logits", lambda *a: fitted.append(a[1].seen_counts) or out_of_fold(*a))
+    logits, y = samples((2000, 500, 60, 1))
+    for samples_read in (1000, 250):
+        monkeypatch.setattr(check, "MAX_CROSS_FIT", samples_read * 20)
+        CRT().fit(logits, y, features=logits)
+        monkeypatch.setattr(check, "MAX_CROSS_FIT", samples_read * 8)
+        VectorScaling().fit(logits, y)
+    np.testing.assert_array_equal(fitted, [[469, 469, 60, 1]])

@@ -11,8 +11,8 @@ from longtail.errors import UserError
 from longtail.posthoc import LogitAdjustment
 from longtail.posthoc.halo.mixture import PRIORS
 from longtail.posthoc.halo.unseen import head_of_loss, mean_loss
-from longtail.posthoc.held_out import sample_weights
 from longtail.posthoc.inputs import from_outputs
+from longtail.posthoc.priors import sample_weights
 from longtail.posthoc.solver.linear import class_statistics
 
 

@@ -11,7 +11,7 @@ from longtail import MARC
 from longtail.methods import POSTHOC_METHODS
 from longtail.posthoc import LWS, PlattScaling, VectorScaling
 from longtail.posthoc.gate import FitWarning
-from longtail.posthoc.scale_and_shift import SMALLEST_SCALE
+from longtail.posthoc.solver.affine import SMALLEST_SCALE
 
 WIDTH = 16
 # Classes, imbalance, samples of the largest class, whether the logits of a row have mean 0.
@@ -56,8 +56,8 @@ def mean_auc(logits, y):
 
 
 # One sigmoid per class is fitted to classes as they are: the tail is lost. Four samples of the largest of a thousand
-# classes are too few for a number per class, as the held-out samples show.
-HARMFUL = {("platt", 10), ("platt", 100), *((name, 1000) for name in ("platt", "marc", "lws", "tau-norm"))}
+# classes are too few for a number per class, as held-out samples or those left out of the fit show.
+WARNED = {("platt", 10), ("platt", 100), *((name, 1000) for name in ("platt", "marc", "lws", "tau-norm", "vector"))}
 HEAVY = {"matrix": 2, "crt": 10, "probe": 10, "disalign": 10, "halo": 100}  # up to how many classes they are tried here
 
 
@@ -65,32 +65,30 @@ HEAVY = {"matrix": 2, "crt": 10, "probe": 10, "disalign": 10, "halo": 100}  # up
 @pytest.mark.parametrize("name", POSTHOC_METHODS)
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_the_order_of_samples_stays_and_the_share_of_predictions_is_sensible(cell, name):
-    """Or the fit warns: nothing else may."""
-    classes, _, _, centred = cell
-    if classes > HEAVY.get(name, classes):
+    """Or the fit warns: nothing else may. More than two classes may be ranked worse if more of them are recognised."""
+    classes, ratio, _, centred = cell
+    if classes > HEAVY.get(name, classes) or (name, ratio) == ("probe", 10_000):
         pytest.skip("takes long")
     if name == "tau-norm" and not centred:
         pytest.skip("scales by the norms of the head as they are, by definition")
-    head, counts, train, held, test = blobs(*cell)
+    head, counts, train, held, (logits, y, features) = blobs(*cell)
     method = POSTHOC_METHODS[name].estimator(**({"max_iter": 300} if name == "disalign" else {}))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FitWarning)
         if method.fitted_on_unseen:
             method.fit(*held[:2], class_counts=counts)
-            judged = held  # these are right for classes as they occur
         else:
             method.fit(*train[:2], features=train[2], validation=held, **head)
-            # What is learnt of features of two or twenty samples is not better than the best classifier on others.
-            judged = train if name in ("crt", "probe") or (name == "disalign" and classes == 2) else test
-    assert any(issubclass(one.category, FitWarning) for one in caught) == ((name, classes) in HARMFUL)
-    if caught:
-        return
-    after = method.transform(judged[0], features=judged[2])
-    assert mean_auc(after, judged[1]) > mean_auc(judged[0], judged[1]) - 0.01
+    warned = any(issubclass(one.category, FitWarning) for one in caught)
+    after = method.transform(logits, features=features)
+    before, predicted = logits.argmax(1), after.argmax(1)
+    harmed = mean_auc(after, y) < mean_auc(logits, y) - 0.01
+    harmed &= classes == 2 or np.mean(predicted == y) < np.mean(before == y)  # as many samples of every class
     if not method.fitted_on_unseen:
-        shares = np.bincount(method.predict(test[0], features=test[2]), minlength=classes) / len(test[1])
-        before = np.bincount(test[0].argmax(1), minlength=classes) / len(test[1])
-        assert shares.max() < max(0.85, before.max() + 0.01)
+        most, most_before = (np.bincount(one, minlength=classes).max() / len(y) for one in (predicted, before))
+        harmed |= most >= max(0.85, most_before + 0.01)
+    assert warned or not harmed
+    assert not warned or harmed or (name, classes) in WARNED
 
 
 def test_steps_that_flag_every_sample_are_warned_of():

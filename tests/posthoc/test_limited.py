@@ -11,6 +11,8 @@ from longtail.errors import UserError
 from longtail.metrics.intervals import class_differences
 from longtail.metrics.scores import evaluate
 from longtail.posthoc import Limited, LogitAdjustment, TemperatureScaling, Tempered
+from longtail.posthoc.held_out import out_of_fold_logits, stratified_folds
+from longtail.posthoc.inputs import from_outputs
 
 COUNTS = np.array([900, 300, 90, 30])
 NAMES = ("ant", "bee", "cat", "dog")
@@ -83,6 +85,63 @@ def test_macro_f1_is_the_best_of_all_strengths():
     assert "Macro F1" in limited.notes()[-1]
 
 
+def test_the_strength_of_lowest_cost_is_taken(tmp_path):
+    costs = np.where(np.eye(4), 0.0, 1.0)
+    costs[3], costs[3, 3] = 40.0, 0.0  # a dog that is missed
+    file = tmp_path / "costs.csv"
+    turned = (2, 0, 3, 1)  # the order in a file does not matter
+    lines = [";".join([NAMES[i], *(str(costs[i, j]) for j in turned[::-1])]) for i in turned]
+    file.write_text("\n".join([";".join(["true", *(NAMES[j] for j in turned[::-1])]), *lines]))
+    calibrated = LogitAdjustment(tau=2).fit(TRAIN).transform(HELD_OUT)
+
+    def cost(strength):
+        predicted = ((1 - strength) * HELD_OUT.logits + strength * calibrated).argmax(1)
+        own = [costs[k, predicted[HELD_OUT.labels == k]].mean() for k in range(4)]
+        return float(np.average(own, weights=COUNTS))
+
+    by_strength = {strength: cost(strength) for strength in np.linspace(0, 1, 21).round(2)}
+    best = min(by_strength, key=by_strength.get)
+    assert 0 < best < 1
+    for given in (costs, str(file)):
+        limited = Limited(LogitAdjustment(tau=2), costs=given).fit(TRAIN, validation=HELD_OUT)
+        assert limited.strength_ == best
+        assert limited.cost_change_[0] == pytest.approx(by_strength[best] - by_strength[0])
+        assert limited.cost_change_[1] < limited.cost_change_[0] < limited.cost_change_[2]
+        assert f"cost per image {by_strength[0]:.3g} → {by_strength[best]:.3g} (" in limited.notes()[-1]
+    # Where all mistakes cost the same, top-1 at the training prior decides, and this model needs no change for it.
+    equal = Limited(LogitAdjustment(tau=2), costs=1 - np.eye(4)).fit(TRAIN, validation=HELD_OUT)
+    assert natural(equal.transform(HELD_OUT), HELD_OUT) >= natural(HELD_OUT.logits, HELD_OUT)
+    assert equal.strength_ < best
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no costs; it needs a first line of predicted classes"),
+        ("x,ant,bee,cat,dog\nant,0,1,1,1\nbee,1,0,1,1\ncat,1,1,0,1\n", "has no row for class dog"),
+        ("x,ant,bee,cat,cow\n" + "".join(f"{name},0,0,0,0\n" for name in NAMES), "there is no class cow"),
+        ("x,ant,bee,cat,dog\n" + "".join(f"{name},0,0,0,0\n" for name in NAMES), "no mistake costs anything"),
+        ("x,ant,bee,cat,dog\n" + "".join(f"{name},1,1,1\n" for name in NAMES), "class ant has 3 costs for 4"),
+        ("x,ant,bee,cat,dog\n" + "".join(f"{name},0,1,1,1\n" for name in NAMES), "bee costs more if it is recognised"),
+        ("x,ant,bee,cat,dog\n" + "".join(f"{name},0,1,1,dear\n" for name in NAMES), "ant taken for dog costs 'dear'"),
+        ("x,ant,bee,cat,dog\n" + "".join(f"{name},0,1,-2,0\n" for name in NAMES), "ant taken for cat costs -2"),
+        ("x,ant,bee,cat,dog\n" + "".join(f"{name},0,1,nan,0\n" for name in NAMES), "ant taken for cat costs nan"),
+        ("x,ant,bee,cat,dog\n" + "ant,0,1,1,1\n" * 5, "two rows for class ant"),
+        ("\x00\x01\x02", "has no costs"),
+    ],
+)
+def test_a_table_of_costs_that_is_none_is_refused_in_one_line(tmp_path, capsys, text, message):
+    for outputs in (TRAIN, HELD_OUT):
+        outputs.save(tmp_path / f"{outputs.split}.safetensors")
+    (tmp_path / "costs.csv").write_text(text)
+    words = ["calibrate", f"{tmp_path}/train.safetensors", "--validation", f"{tmp_path}/validation.safetensors"]
+    assert main([*words, "--method=marc", "--costs", f"{tmp_path}/costs.csv", "--out", f"{tmp_path}/out"]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("method", [MARC(), HALO(), Tempered(MARC())])
 def test_it_folds_into_the_head(method):
     limited = Limited(method, strength=0.4).fit(TRAIN, validation=HELD_OUT)
@@ -97,15 +156,14 @@ def test_it_folds_into_the_head(method):
         )
 
 
-def test_a_method_fitted_on_held_out_samples_is_scored_by_fits_that_have_not_seen_them(monkeypatch):
-    seen = []
-    refitted = HALO.refitted
-    monkeypatch.setattr(
-        HALO, "refitted", lambda self, data, kept: (seen.append(len(kept.labels)), refitted(self, data, kept))[1]
-    )
-    Limited(HALO(), most_loss=2).fit(TRAIN, validation=HELD_OUT)
-    assert len(seen) == 5
-    assert sum(seen) == 4 * len(HELD_OUT)
+def test_a_method_fitted_on_held_out_samples_is_scored_out_of_fold():
+    limited = Limited(HALO(), most_loss=2).fit(TRAIN, validation=HELD_OUT)
+    halo, held_out = HALO().fit(TRAIN, validation=HELD_OUT), from_outputs(HELD_OUT)
+    folds = stratified_folds(HELD_OUT.labels, 5, seed=0)
+    calibrated = out_of_fold_logits(halo, from_outputs(TRAIN), held_out, folds).numpy()
+    mixed = (1 - limited.strength_) * HELD_OUT.logits + limited.strength_ * calibrated
+    change = natural(mixed, HELD_OUT) - natural(HELD_OUT.logits, HELD_OUT)
+    assert limited.natural_change_[0] == pytest.approx(change, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +174,9 @@ def test_a_method_fitted_on_held_out_samples_is_scored_by_fits_that_have_not_see
         (Limited(MARC(), strength=1.2), HELD_OUT, "strength must be a number, at least 0 and at most 1"),
         (Limited(MARC(), strength=0.5, most_loss=1), HELD_OUT, "give only one"),
         (Limited(MARC(), most_loss=-1), HELD_OUT, "most_loss must be a number"),
+        (Limited(MARC(), best="balanced", costs=1 - np.eye(4)), HELD_OUT, "either by best or by costs"),
+        (Limited(MARC(), costs=1 - np.eye(3)), HELD_OUT, "a row and a column per class"),
+        (Limited(MARC(), costs="nowhere.csv"), HELD_OUT, "nowhere.csv does not exist"),
         (Limited(Limited(MARC())), HELD_OUT, "a method that changes decisions"),
         (Limited(TemperatureScaling()), HELD_OUT, "a method that changes decisions"),
         (Limited(MARC(), keep=["dog"]), samples(3, [90, 30, 9, 0], "validation"), "no held-out image of class dog"),

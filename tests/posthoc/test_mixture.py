@@ -8,8 +8,8 @@ from scipy.optimize import approx_fprime
 
 from longtail.posthoc.halo.mixture import PRIORS, Mixture
 from longtail.posthoc.halo.unseen import ScoredSamples
-from longtail.posthoc.held_out import sample_weights
 from longtail.posthoc.inputs import from_arrays
+from longtail.posthoc.priors import sample_weights
 
 from .conftest import LABELS, LOGITS, RNG, TARGET
 

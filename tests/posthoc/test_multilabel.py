@@ -13,7 +13,7 @@ from torch import nn
 
 import longtail
 from longtail.errors import UserError
-from longtail.integrations.training import Calibration
+from longtail.integrations import Calibration
 from longtail.posthoc import MultiLabelCalibration
 from longtail.posthoc.gate import FitWarning
 from longtail.posthoc.inputs import as_fit_data

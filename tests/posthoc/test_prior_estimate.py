@@ -105,6 +105,43 @@ def test_samples_that_are_like_no_power_are_recognised():
     assert strange.surplus.sum() == pytest.approx(0, abs=1e-9)
 
 
+def test_the_misfit_is_that_of_held_out_samples_too_if_the_classifier_is_wrong():
+    """A classifier that sees one class as another: frequencies that are a power do not look like one."""
+    rng = np.random.default_rng(7)
+
+    def wrong(power, number):
+        labels, posteriors = draw(power, number, rng)
+        moved = posteriors * np.where(np.arange(10) % 3 == 0, 3.0, 1.0)
+        return labels, moved / moved.sum(1, keepdims=True)
+
+    labels, held_out = wrong(1.0, 1500)
+    check = check_prior(held_out, labels, np.zeros(10), LOG_PRIOR)
+    assert check.refusal is None
+    naive = PriorCheck(*(getattr(check, name) for name in PriorCheck.__dataclass_fields__ if "misfit" not in name))
+    found = [wrong(power, 2000)[1] for power in (-0.5, 0.0, 0.5) for _ in range(5)]
+    assert all(PriorEstimator(LOG_PRIOR, np.zeros(10), check).estimate(one).fits for one in found)
+    assert not all(PriorEstimator(LOG_PRIOR, np.zeros(10), naive).estimate(one).fits for one in found)
+    labels, posteriors = wrong(0.0, 3000)
+    assert not PriorEstimator(LOG_PRIOR, np.zeros(10), check).estimate(posteriors[labels % 2 == 0]).fits
+
+
+def test_the_misfit_and_its_error_are_those_of_repeated_draws():
+    rng = np.random.default_rng(8)
+    family = PowerFamily.of(LOG_PRIOR, np.zeros(10))
+    found = []
+    for _ in range(200):
+        labels, posteriors = draw(1.0, 300, rng)
+        weights = np.exp(family.at(0.0) - family.at(1.0))[labels]
+        found.append(family.misfit(posteriors, 0.0, weights))
+    assert np.mean([one.distance for one in found]) == pytest.approx(0, abs=0.01)
+    assert np.std([one.distance for one in found]) == pytest.approx(np.mean([one.error for one in found]), rel=0.4)
+    posteriors = draw(0.5, 5000, rng)[1]
+    family = PowerFamily.of(LOG_PRIOR, np.zeros(10))
+    moved, shares = family.moved(posteriors, 0.5), np.exp(family.at(0.5))
+    by_hand = (np.square(moved.mean(0) - shares) / shares).sum() - (moved.var(0) / shares).sum() / 5000
+    assert family.misfit(posteriors, 0.5).distance == pytest.approx(by_hand)
+
+
 @pytest.mark.parametrize(
     ("probabilities", "message"),
     [
@@ -142,8 +179,19 @@ def test_a_window_of_a_stream_is_the_estimate_from_its_last_samples():
         window.update(stream[start : start + 7])
     assert len(window) == 200
     assert window.estimate().power == pytest.approx(estimator.estimate(stream[-200:]).power, abs=1e-5)
-    with pytest.raises(UserError, match="probabilities of 10 classes"):
-        window.update(np.ones((3, 9)))
+    before = window.estimate()
+    for wrong, message in (
+        (np.full((3, 9), 1 / 9), "probabilities of 10 classes"),
+        (100 * stream[:40], "no probabilities: every row must sum to 1"),
+        (np.log(stream[:40]), "no probabilities"),
+        (np.zeros((40, 10)), "no probabilities"),
+        (np.full((1, 10), np.nan), "no probabilities"),
+    ):
+        with pytest.raises(UserError, match=message):
+            window.update(wrong)
+    with pytest.raises(UserError, match="no probabilities"):
+        estimator.estimate(np.log(stream))
+    assert window.estimate().power == before.power
 
 
 def test_halo_finds_the_frequencies_of_real_images(cifar_features):

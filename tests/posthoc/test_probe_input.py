@@ -1,5 +1,8 @@
 """Probe on classes of one sample, classes without samples, odd shapes and invalid input."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,6 @@ from sklearn.exceptions import NotFittedError
 
 from longtail.errors import UserError
 from longtail.posthoc.probe.estimator import Probe
-from longtail.posthoc.probe.folds import number_of_folds, stratified
 
 
 def clusters(counts, width=5, seed=0, distance=4.0):
@@ -35,19 +37,6 @@ def test_any_counts_and_width_give_probabilities(counts, width, seed):
     assert set(probe.predict(means)) <= set(y)
     if max(counts) == 1:
         assert probe.result_.balanced is None
-
-
-@given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=60), seed=st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
-def test_folds_hold_out_every_sample_once_but_the_only_one_of_a_class(labels, seed):
-    labels = np.array(labels)
-    counts = np.bincount(labels)
-    folds = stratified(labels, number_of_folds(counts), seed)
-    held = np.concatenate(folds)
-    assert sorted(held) == np.flatnonzero(counts[labels] > 1).tolist()
-    for fold in folds:
-        kept = np.setdiff1d(np.arange(len(labels)), fold)
-        assert set(labels[kept]) == set(labels)
 
 
 def test_one_sample_per_class_is_enough_to_predict_with():
@@ -96,6 +85,40 @@ def test_large_data_choose_on_a_subsample(monkeypatch):
     probe = Probe().fit(X, y)
     assert 60 <= probe.result_.held_out < len(y)
     assert (probe.predict(means) == np.arange(12)).mean() > 0.9
+
+
+LARGER_THAN_MEMORY = """
+import resource, sys
+import numpy as np
+from longtail import Probe
+from longtail.posthoc.probe import choice, inputs
+
+inputs.CHUNK_NUMBERS = 1 << 18
+choice.METRICS, choice.POWERS = choice.METRICS[:1], (0.5,)  # fewer passes
+features, labels = np.load(sys.argv[1], mmap_mode="r"), np.arange(48_000) % 2
+Probe(tolerance=0.5).fit(features[:2000], labels[:2000]).predict(features[:2000])  # imports, and buffers of threads
+status = open("/proc/self/status").read()
+used = int(status.split("VmData:")[1].split()[0]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (used + features.nbytes // 2, -1))
+try:
+    features.astype(features.dtype)
+    sys.exit("the limit does not hold")
+except MemoryError:
+    probe = Probe(tolerance=0.5).fit(features, labels)
+print((probe.predict(features) == labels).mean())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are those of Linux")
+def test_a_memory_mapped_file_larger_than_memory(tmp_path):
+    features = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float16, (48_000, 512))
+    features[:, 0] = np.arange(48_000) % 2 + np.random.default_rng(0).normal(0, 0.2, 48_000)
+    features.flush()
+    run = subprocess.run(
+        [sys.executable, "-c", LARGER_THAN_MEMORY, tmp_path / "x.npy"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) > 0.95
 
 
 def test_a_declared_class_without_samples():

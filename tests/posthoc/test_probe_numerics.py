@@ -10,11 +10,10 @@ from sklearn.linear_model import LogisticRegression
 
 from longtail.posthoc.probe import ridge_head
 from longtail.posthoc.probe.choice import Choice
+from longtail.posthoc.probe.inputs import Rows
 from longtail.posthoc.probe.metric import Coordinates, Metric, Statistics, statistics
-from longtail.posthoc.probe.result import estimate
+from longtail.posthoc.probe.result import SPREAD, USUAL_SCALE, Evidence, estimate
 from longtail.posthoc.probe.ridge_head import Head, RidgeProblem
-from longtail.posthoc.probe.rows import Rows
-from longtail.posthoc.probe.scale import SPREAD, USUAL_SCALE, Evidence
 
 COUNTS = np.array([30, 12, 6, 3])
 LABELS = np.repeat(np.arange(4), COUNTS)
@@ -132,7 +131,7 @@ def test_chunks_do_not_matter(monkeypatch):
     problem = problem_of(Metric(0.5))
     vector = torch.from_numpy(RNG.normal(size=(4, 5)))
     value, gradient, _ = problem.value_and_gradient(vector, ridges(0.1))
-    monkeypatch.setattr("longtail.posthoc.probe.rows.CHUNK_NUMBERS", 64)
+    monkeypatch.setattr("longtail.posthoc.probe.inputs.CHUNK_NUMBERS", 64)
     assert len(list(problem.rows.slices())) > 2
     again, slopes, _ = problem.value_and_gradient(vector, ridges(0.1))
     assert again == pytest.approx(value)
@@ -141,7 +140,7 @@ def test_chunks_do_not_matter(monkeypatch):
 
 def test_single_precision_is_near(monkeypatch):
     exact = problem_of(Metric(0.5))
-    monkeypatch.setattr("longtail.posthoc.probe.rows.SMALL", 0)
+    monkeypatch.setattr("longtail.posthoc.probe.inputs.SMALL", 0)
     rows, labels = Rows(FEATURES, columns=4), torch.from_numpy(LABELS)
     assert rows.dtype == torch.float32
     quick = RidgeProblem(rows, labels, 4, Coordinates(statistics(rows, labels, 4), Metric(0.5), torch.float32))

@@ -13,7 +13,7 @@ from longtail.posthoc.platt import _OneVersusRest
 from longtail.posthoc.scaling import _MatrixProblem
 from longtail.posthoc.solver import Problem, minimise
 from longtail.posthoc.solver.affine import AffineProblem
-from longtail.posthoc.solver.curvature import Blocks
+from longtail.posthoc.solver.lbfgs import Blocks
 from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, check_gradient

@@ -49,14 +49,30 @@ def test_temperature_of_calibrated_logits_is_one():
 
 
 def test_vector_scaling_is_the_minimum_and_marc_without_weights():
-    def loss(x):
-        return cross_entropy(LOGITS * x[:3] + x[3:]) + 0.5 * 1e-3 * (10 / 3) * np.square(x - [1, 1, 1, 0, 0, 0]).sum()
+    scale = 1 / TemperatureScaling(tolerance=1e-8).fit(LOGITS, Y).temperature_
 
-    best = minimize(loss, np.repeat([1.0, 0.0], 3), options={"gtol": 1e-8})
-    method = VectorScaling(ridge=1e-3, tolerance=1e-7).fit(LOGITS, Y)
+    def loss(x):
+        return 250 * cross_entropy(LOGITS * x[:3] + x[3:]) + 0.5 * 2.5 * np.square(x - scale * (np.arange(6) < 3)).sum()
+
+    best = minimize(loss, np.repeat([1.0, 0.0], 3), options={"gtol": 1e-6})
+    method = VectorScaling(ridge=2.5, tolerance=1e-8).fit(LOGITS, Y)
     np.testing.assert_allclose(np.concatenate([method.scale_, method.shift_]), best.x, atol=1e-3)
-    marc = MARC(gamma=0.0, ridge=1e-3, ridge_centre="identity", tolerance=1e-7).fit(LOGITS, Y)
-    np.testing.assert_allclose(method.transform(LOGITS), marc.transform(LOGITS), atol=1e-4)
+    free, marc = VectorScaling(ridge=1e-6, tolerance=1e-8), MARC(gamma=0.0, ridge=1e-9, tolerance=1e-8)
+    probabilities = [one.fit(LOGITS, Y).predict_proba(LOGITS) for one in (free, marc)]
+    np.testing.assert_allclose(*probabilities, atol=1e-4)
+
+
+def test_vector_scaling_of_few_samples_stays_near_temperature_scaling_in_any_unit():
+    """Three samples per class and cosines without a scale: a scale and a shift of each class would be noise."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(100), 3)
+    logits = 0.05 * (rng.normal(size=(300, 100)) + 3 * np.eye(100)[y])
+    method, temperature = VectorScaling().fit(logits, y), TemperatureScaling().fit(logits, y)
+    assert method.scale_ == pytest.approx(np.full(100, 1 / temperature.temperature_), rel=0.1)
+    assert np.abs(method.shift_).max() < 1
+    larger = VectorScaling().fit(400 * logits, y)  # in a larger unit, too
+    assert larger.result_.converged
+    assert larger.scale_ == pytest.approx(np.full(100, 1 / temperature.temperature_ / 400), rel=0.6)
 
 
 @pytest.mark.filterwarnings("ignore::longtail.posthoc.gate.FitWarning")

@@ -6,8 +6,8 @@ import pytest
 from longtail import MARC
 from longtail.errors import UserError
 from longtail.posthoc import LogitAdjustment, TauNorm
+from longtail.posthoc.affine import require_validation
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.settings import require_validation
 
 from .conftest import LABELS
 

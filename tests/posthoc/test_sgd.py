@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from longtail import MARC
-from longtail.data.samplers import Sampler
+from longtail.data.loading import Sampler
 from longtail.posthoc.gate import FitWarning
 from longtail.posthoc.inputs import from_arrays
 from longtail.posthoc.solver.sgd import learning_rate, train_affine, train_parameters

@@ -3,7 +3,7 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 
 from longtail.posthoc.solver import Problem, minimise
-from longtail.posthoc.solver.curvature import Blocks
+from longtail.posthoc.solver.lbfgs import Blocks
 
 
 class Quadratic(Problem):

@@ -9,9 +9,8 @@ from longtail import HALO, MARC
 from longtail.errors import UserError
 from longtail.metrics.scores import evaluate
 from longtail.posthoc import LogitAdjustment, TemperatureScaling, Tempered
-from longtail.posthoc.held_out import TEMPERATURES, best_scale, sample_weights
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.priors import NEVER
+from longtail.posthoc.priors import NEVER, TEMPERATURES, best_scale, sample_weights
 
 from .conftest import LABELS, LOGITS
 

@@ -37,7 +37,7 @@ def summary_of(train: Outputs, test: Outputs, validation: Outputs | None = None,
     for name, method in others.items():
         logits = np.asarray(method.fit(train, validation=validation).transform(test))
         calibrated.append(Calibrated(name, logits, method.n_parameters_, method=name.lower()))
-    return summarise(test, validation, calibrated, MARC().fit_path(train) if others else None)
+    return summarise(test, validation, calibrated)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 import json
 import shlex
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from longtail import HALO, MARC, Run
@@ -57,13 +59,21 @@ def test_calibrations_and_diagnosis_are_read_not_fitted(digits_copy, tmp_path, c
     [
         (["--method", "halo", "--strength", "0.6"], "HALO at strength 0.6"),
         (["--method", "marc", "--options", "gamma", "0.5", "--then", "temperature"], "MARC + temperature"),
+        (["--method", "marc", "--costs", "costs.csv"], "MARC at strength "),
     ],
 )
-def test_the_slider_starts_at_the_calibration_and_its_commands_make_its_points(digits_copy, tmp_path, words, title):
+def test_the_slider_starts_at_the_calibration_and_its_commands_make_its_points(
+    digits_copy, tmp_path, words, title, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    costs = np.where(np.eye(10), 0.0, 1.0) * np.array([1.0] * 8 + [20.0] * 2)[:, None]
+    lines = [[str(label), *map(str, row)] for label, row in enumerate(costs)]
+    Path("costs.csv").write_text("\n".join(",".join(row) for row in [["true", *"0123456789"], *lines]))
     assert main(["calibrate", str(digits_copy), *words, "--out", str(digits_copy / "mine")]) == 0
     _, summary = report_run([Run.open(digits_copy)], tmp_path / "report")
     numbers = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert summary.after.title == title
+    assert summary.after.title.startswith(title)
+    assert (numbers["points"][0]["cost"] is not None) == ("--costs" in numbers["command"]) == ("--costs" in words)
     points = {point["strength"]: point["scores"] for point in numbers["points"]}
     assert points[numbers["strength"]] == numbers["states"][1]["scores"]
     assert points[0] == numbers["states"][0]["scores"]

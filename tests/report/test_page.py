@@ -8,13 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from longtail import Outputs
+from longtail import MARC, Outputs
 from longtail.cli.main import main
 from longtail.metrics.intervals import Interval
 from longtail.metrics.table import SCORES
+from longtail.report.build import fitted_here
 from longtail.report.page import Context, page_data, write_page
-from longtail.report.summary import verdict
-from longtail.tasks.diagnose import DiagnosisFile, TriedRecord
+from longtail.report.summary import summarise, verdict
+from longtail.tasks.diagnose import DiagnosisFile, Tried
 
 from .conftest import summary_of
 
@@ -116,7 +117,7 @@ def test_a_part_is_drawn_when_it_is_opened(visit, page_path):
 
 
 def test_what_diagnose_recommends_instead_is_on_the_first_screen(real_summary, tmp_path):
-    tried = [TriedRecord("marc", -0.5, Interval(0.08, 0.06, 0.1), 0.8), TriedRecord("halo", -0.4, GAIN, 0.85)]
+    tried = [Tried("marc", -0.5, Interval(0.08, 0.06, 0.1), 0.8), Tried("halo", -0.4, GAIN, 0.85)]
     diagnosis = DiagnosisFile("model", "validation", "Calibrate with HALO.", tried, 5000, "halo")
 
     def text(found):
@@ -140,11 +141,15 @@ def test_the_page_is_one_file_without_network(page_path):
         assert outside not in own
 
 
-def test_it_loads_without_complaints_and_draws_every_chart(visit, page_path):
-    page = visit(page_path)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_loads_without_complaints_and_draws_every_chart(visit, page_path, scheme):
+    page = visit(page_path, scheme=scheme)
     assert page.complaints == []
     assert page.locator(".chart .main-svg").count() >= 11
     assert "test" in page.locator(".lead").inner_text()
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = [int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(",")]
+    assert (sum(light) < 200) == (scheme == "dark")
 
 
 def test_the_slider_changes_numbers_chart_and_command(visit, page_path, real_summary):
@@ -169,7 +174,35 @@ def test_the_slider_changes_numbers_chart_and_command(visit, page_path, real_sum
         "document.getElementById('trade-off').data.find((trace) => trace.name === 'best on validation').x[0]"
     )
     best = max(real_summary.points, key=lambda point: round(100 * point.validation.balanced, 1))
-    assert marked == best.setting
+    assert marked == best.strength
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("width", [1366, 390])
+def test_the_slider_shows_what_mistakes_cost(visit, real_outputs, tmp_path, width):
+    train, validation, test = real_outputs
+    costs = np.where(np.eye(10), 0.0, 1.0) * np.array([1.0] * 7 + [3.0] * 3)[:, None]
+    calibrated = replace(fitted_here("marc", MARC(), train, test, validation), costs=costs)
+    summary = summarise(test, validation, [calibrated])
+    page = visit(write_page(summary, CONTEXT, tmp_path / "index.html"), width=width)
+
+    def card(split):
+        return float(
+            page.locator("#point-cards .card", has_text=f"Cost per image ({split})").locator(".value").inner_text()
+        )
+
+    page.locator("#strength").evaluate("(slider) => { slider.value = 7; slider.dispatchEvent(new Event('input')); }")
+    at_seven = summary.points[7]
+    predicted = (0.65 * test.logits + 0.35 * calibrated.logits).argmax(1)
+    own = [costs[label, predicted[test.labels == label]].mean() for label in range(10)]
+    assert at_seven.cost == pytest.approx(np.average(own, weights=test.class_counts), rel=1e-3)
+    assert [card("test"), card("validation")] == pytest.approx([at_seven.cost, at_seven.validation_cost], rel=5e-3)
+    trace = "document.getElementById('trade-off').data.find((trace) => trace.name === '{}')"
+    best = min(summary.points, key=lambda point: point.validation_cost)
+    assert page.evaluate(trace.format("best on validation") + ".x[0]") == best.strength
+    assert page.evaluate(trace.format("Cost per image") + ".y") == [point.cost for point in summary.points]
+    assert "cost per image" in page.locator("#verdict").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.complaints == []
 
 
@@ -197,16 +230,6 @@ def test_the_table_sorts_and_filters(visit, page_path):
     assert page.locator("#shown").inner_text() == "1 of 10 classes"
     page.fill("#filter", "medium")
     assert sorted(column(1)) == ["ship", "truck"]
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1366, "dark")])
-def test_it_is_readable_on_a_phone_and_in_the_dark(visit, page_path, width, scheme):
-    page = visit(page_path, width=width, scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    light = [int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(",")]
-    assert (sum(light) < 200) == (scheme == "dark")
-    assert page.complaints == []
 
 
 def made_up(classes, names=()):
@@ -258,15 +281,6 @@ def test_on_paper_charts_are_light_and_narrow(visit, page_path):
     assert page.evaluate("printed") == ["rgb(29, 36, 48)", 680]
     assert page.evaluate(look) == [dark, wide] != ["rgb(29, 36, 48)", 680]
     assert page.complaints == []
-
-
-@pytest.mark.parametrize("width", [800, 1280])
-def test_charts_follow_the_window(visit, page_path, width):
-    page = visit(page_path, width=1000)
-    page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_function(
-        "document.querySelector('#f1 .main-svg').clientWidth === document.querySelector('#f1').clientWidth"
-    )
 
 
 def test_advice_fits_the_splits(real_summary, tmp_path):
@@ -352,23 +366,6 @@ def test_any_number_of_classes_fits_desk_and_phone(visit, tmp_path, classes):
         assert page.complaints == []
 
 
-def test_bars_of_few_images_are_pale(visit, page_path, real_summary):
-    shares = np.asarray(real_summary.after.reliability[0])
-    page = visit(page_path)
-    drawn = page.evaluate("document.getElementById('reliability-after').data[0].marker.opacity")
-    assert len(drawn) == len(shares)
-    assert np.argmax(drawn) == np.argmax(shares)
-    assert max(drawn) == pytest.approx(1)
-    assert drawn[int(np.argmin(shares))] == pytest.approx(0.15 + 0.85 * np.sqrt(shares.min() / shares.max()), abs=0.02)
-
-
-def test_changes_for_the_worse_and_the_better_are_coloured_on_cards(visit, page_path, tmp_path):
-    worse = write_page(made_up(34), CONTEXT, tmp_path / "index.html")
-    for path, mood, shade in ((page_path, "good", "rgb(58, 125, 68)"), (worse, "bad", "rgb(209, 73, 91)")):
-        note = visit(path).locator(f"#cards .note.{mood}").first
-        assert note.evaluate("note => getComputedStyle(note).color") == shade
-
-
 def test_names_cannot_break_the_page(visit, tmp_path, real_outputs):
     train, _, test = real_outputs
     hidden = """'"><img src=x onerror="window.ran = 1">"""
@@ -390,7 +387,7 @@ def test_command_on_a_run_and_its_checkpoints(capsys, visit, digits_copy, tmp_pa
     assert "index.html" in capsys.readouterr().err
     page = visit(tmp_path / "report" / "index.html")
     assert page.locator("#worst img").count() > 4
-    assert page.locator("h1").inner_text() == "digits-LT 30: 10 classes, network digits"
+    assert page.locator("h1").inner_text() == "digits-LT: 10 classes, network digits"
     # The command gives the scores of the point: it is fitted on the same images.
     assert page.locator("#command").inner_text().endswith("--method halo --images-per-class all")
     rows = page.locator("#checkpoints tr").all_inner_texts()

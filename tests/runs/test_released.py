@@ -9,7 +9,7 @@ import pytest
 import longtail
 from longtail.cli.main import main
 from longtail.errors import UserError
-from longtail.runs import released
+from longtail.runs import record as released
 
 NAME = "digits-lt-30-digits-seed0"
 
@@ -20,7 +20,7 @@ def folder(digits_run, tmp_path, monkeypatch):
     home, work = tmp_path / "networks", tmp_path / "work"
     longtail.export(digits_run, home / NAME, "safetensors")
     work.mkdir()
-    monkeypatch.setenv(released.FOLDER, str(home))
+    monkeypatch.setenv(released.RELEASED_VARIABLE, str(home))
     monkeypatch.chdir(work)
     return home
 
@@ -65,11 +65,11 @@ def test_something_else_in_the_place_of_the_copy_is_left_alone(folder, capsys):
 
 
 def test_other_weights_under_the_same_name_are_not_taken_for_it(folder):
-    copy = released.working_copy(f"released:{NAME}")
-    assert released.working_copy(f"released:{NAME}") == copy
+    copy = released.copy_released(released.find_released(f"released:{NAME}"))
+    assert released.copy_released(released.find_released(f"released:{NAME}")) == copy
     (folder / NAME / "model.safetensors").write_bytes(b"another release")
     with pytest.raises(UserError, match="is not released:"):
-        released.working_copy(f"released:{NAME}")
+        released.copy_released(released.find_released(f"released:{NAME}"))
 
 
 def test_images_that_are_not_those_of_the_network_are_refused(folder):
@@ -98,7 +98,7 @@ def test_what_is_missing_is_named(folder, monkeypatch, capsys):
     folder.mkdir()
     with pytest.raises(UserError, match="holds no released network"):
         longtail.load(f"released:{NAME}")
-    monkeypatch.delenv(released.FOLDER)
+    monkeypatch.delenv(released.RELEASED_VARIABLE)
     monkeypatch.setattr(released, "CLONE", folder / "none")
     with pytest.raises(UserError, match="clone it, or set LONGTAIL_RELEASED"):
         longtail.load(f"released:{NAME}")
@@ -114,7 +114,7 @@ def test_what_the_repository_releases_is_whole(record):
     run = longtail.Run.open(record.parent)
     run.model()
     assert (record.parent / "model.safetensors").stat().st_size < 2_000_000
-    assert {path.name for path in record.parent.iterdir()} == set(released.FILES)
+    assert {path.name for path in record.parent.iterdir()} == set(released.RELEASED_FILES)
     assert '"/' not in record.read_text(encoding="utf-8")
     assert all(split.digest for split in run.record.data.splits.values())
     assert run.config.seed == int(record.parent.name.rpartition("-seed")[2])
@@ -125,7 +125,7 @@ def test_a_released_network_scores_as_its_card_says(cifar_root, tmp_path, monkey
     from longtail.tasks.evaluate import evaluate_run
 
     monkeypatch.chdir(tmp_path)
-    copy = released.working_copy(f"released:{HERE[0].parent.name}")
+    copy = released.copy_released(HERE[0].parent)
     metrics, _, _ = evaluate_run(copy, "test", root=str(cifar_root / "python"), device="cpu")
     (row,) = (line for line in (copy / "README.md").read_text().splitlines() if line.startswith("| test |"))
     assert f"{100 * metrics.balanced:.1f}" in row

@@ -69,17 +69,6 @@ def test_gini_is_the_mean_difference_over_twice_the_mean():
     assert gini(counts) == pytest.approx(differences / (2 * counts.mean()))
 
 
-def test_groups_are_those_that_evaluation_reports(digits_run):
-    from longtail.metrics.scores import shot_names
-
-    found = longtail.distribution("digits-lt")
-    run = longtail.Run.open(digits_run)
-    assert found.class_counts.tolist() == run.group_counts.tolist()
-    assert found.shots == shot_names(run.group_counts)
-    assert found.shots[4] == "medium"  # 25 images, of which 23 are trained on
-    assert found.shots[5] == "few"
-
-
 def test_files_that_do_not_exist_are_counted(photos, capsys):
     (photos / "list.txt").write_text("ant/0.png 0\nbee/0.png 1\nbee/nowhere.png 1\ncat/nowhere.png 2\n")
     assert main(["distribution", str(photos / "list.txt")]) == 0

@@ -28,19 +28,19 @@ def test_a_biased_network_is_recognised(cifar_features, tmp_path, capsys):
     delivered = HALO().fit(train, validation=held_out).predict(held_out.logits) == held_out.labels
     assert diagnosis.method == "halo"
     assert diagnosis.gain.value == pytest.approx(delivered.mean() - 0.6896, abs=3e-3)  # fitted in folds
-    gains = {tried.name: tried.gain for tried in diagnosis.tried}
+    gains = {tried.method: tried.gain for tried in diagnosis.tried}
     repaired = (MARC().fit(train).predict(held_out.logits) == held_out.labels).mean()
     assert gains["marc"].value == pytest.approx(repaired - 0.6896, abs=1e-3)
     assert 0.05 < diagnosis.gain.low < diagnosis.gain.high < 0.12
     (tmp_path / "my run").mkdir()
     show(Diagnose(source=tmp_path / "my run"), diagnosis)
     printed = capsys.readouterr()
-    assert f"to do it: longtail calibrate '{tmp_path}/my run' --method halo" in printed.err
+    assert f"next: longtail calibrate '{tmp_path}/my run' --method halo" in printed.err
     assert "HALO ←" in printed.out
     # The price, in the table and in the recommendation.
     right = HALO().fit(train, validation=held_out).predict(held_out.logits) == held_out.labels
     shares = np.array([right[held_out.labels == label].mean() for label in range(10)])
-    price = next(tried.natural for tried in diagnosis.tried if tried.name == "halo")
+    price = next(tried.natural for tried in diagnosis.tried if tried.method == "halo")
     assert price == pytest.approx(train.class_counts @ shares / train.class_counts.sum(), abs=5e-3)
     assert diagnosis.tried[0].natural == diagnosis.before.metrics.natural > price
     told = f"{100 * diagnosis.tried[0].natural:.1f} → {100 * price:.1f}"
@@ -174,8 +174,8 @@ def test_classes_without_held_out_samples_are_named():
     held_out = draw(rng, np.array([50, 0, 20, 10, 0]), 2, 0.7, bias, "validation")
     diagnosis = diagnose(replace(held_out, class_names=("a", "b", "c", "d", "e")), train)
     assert diagnosis.missing == diagnosis.to_dict()["missing"] == ["b", "e"]
-    assert diagnosis.sentences().endswith("No held-out samples of class b, e: nothing is known of them.")
+    assert diagnosis.sentences().endswith("No held-out samples of class b, e: nothing was measured on them.")
     only_head = draw(rng, np.array([50, 20, 0, 0, 0]), 2, 0.7, bias, "validation")
     with pytest.raises(UserError, match=r"no sample of a tail class; use another split \(--split test\), or hold out"):
         diagnose(only_head, train)
-    assert "nothing is known" not in diagnose(draw(rng, TRAINED_ON, 2, 0.7, bias, "validation"), train).sentences()
+    assert "nothing was measured" not in diagnose(draw(rng, TRAINED_ON, 2, 0.7, bias, "validation"), train).sentences()

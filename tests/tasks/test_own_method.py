@@ -13,8 +13,7 @@ from longtail.errors import UserError
 from longtail.posthoc import AffinePostHoc, FitResult, PostHoc
 from longtail.report.build import report_run
 from longtail.tasks.calibrate_run import calibrate_run
-from longtail.tasks.rows import summarise
-from longtail.tasks.tables import markdown
+from longtail.tasks.tables import markdown, summarise
 
 
 class PriorShift(AffinePostHoc):
@@ -92,7 +91,23 @@ def test_through_a_run_its_report_and_its_exports(digits_copy, tmp_path):
     assert json.loads((tmp_path / "head.json").read_text())["method"] == "priorshift"
 
 
-def test_a_head_that_no_run_folder_can_hold_is_refused(digits_copy):
-    with pytest.raises(UserError, match="cannot store the head of Squashed, a Sequential"):
-        calibrate_run(longtail.Run.open(digits_copy), Squashed())
-    assert not (digits_copy / "squashed").exists()
+class Unfolded(PriorShift):
+    """Folds the head as it was, which is not what `transform` gives."""
+
+    def fold(self, weight, bias):
+        return weight, bias
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Squashed(), "cannot store the head of Squashed, a Sequential"),
+        (Unfolded(), "Unfolded cannot be folded into the head of .*: the new network would not give the logits"),
+    ],
+)
+def test_a_head_that_no_run_folder_can_hold_is_refused(digits_copy, method, message):
+    folders = sorted(digits_copy.glob("*.*"))
+    with pytest.raises(UserError, match=message):
+        calibrate_run(longtail.Run.open(digits_copy), method)
+    assert sorted(digits_copy.glob("*.*")) == folders
+    assert not (digits_copy / type(method).__name__.lower()).exists()

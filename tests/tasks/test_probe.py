@@ -9,7 +9,8 @@ from sklearn.datasets import load_digits
 
 from longtail import Probe
 from longtail.errors import UserError
-from longtail.outputs.embeddings import read_embeddings
+from longtail.files.progress import Display
+from longtail.outputs.readers import read_embeddings
 from longtail.tasks.probe import fit_probe
 
 WORDS = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
@@ -97,8 +98,8 @@ def test_the_folder_holds_what_the_estimator_fits(digits, tmp_path):
     assert lines[0] == "row,label,prediction,probability"
     predicted = np.array([int(line.split(",")[2]) for line in lines[1:]])
     np.testing.assert_array_equal(predicted, probe.predict(new.astype(np.float64)))
-    assert scores.test.top1 == pytest.approx((predicted == truth).mean())
-    assert record["scores"]["Probe"]["top1"] == scores.test.top1
+    assert scores.test["Probe"].top1 == pytest.approx((predicted == truth).mean())
+    assert record["scores"]["Probe"]["top1"] == scores.test["Probe"].top1
 
 
 def test_classes_that_gain_come_first(digits, tmp_path):
@@ -107,11 +108,11 @@ def test_classes_that_gain_come_first(digits, tmp_path):
     write_npz(tmp_path / "test.npz", new, WORDS[truth])
     train, test = read_embeddings(tmp_path / "train.npz"), read_embeddings(tmp_path / "test.npz")
     scores = fit_probe(train, tmp_path / "head", test=test)
-    changes = scores.changes()
+    changes = scores.changes
     gains = [new - old for _, _, old, new in changes]
     assert gains == sorted(gains, reverse=True)
     assert changes[0][0] in WORDS[5:]  # a rare class gains most
-    assert scores.test.balanced > scores.plain.balanced
+    assert scores.test["Probe"].balanced > scores.test["logistic regression"].balanced
 
 
 def test_a_large_logistic_regression_is_left_out(digits, tmp_path, monkeypatch):
@@ -119,8 +120,7 @@ def test_a_large_logistic_regression_is_left_out(digits, tmp_path, monkeypatch):
     write_npz(tmp_path / "train.npz", *digits[0])
     train = read_embeddings(tmp_path / "train.npz")
     scores = fit_probe(train, tmp_path / "head", test=train)
-    assert scores.plain is None
-    assert scores.test is not None
+    assert list(scores.test) == ["Probe"]
     assert "N * D * K" in scores.left_out
 
 
@@ -128,7 +128,7 @@ def test_a_test_file_without_labels_is_predicted(digits, tmp_path):
     write_npz(tmp_path / "train.npz", *digits[0])
     np.save(tmp_path / "new.npy", digits[1][0])
     train, new = read_embeddings(tmp_path / "train.npz"), read_embeddings(tmp_path / "new.npy")
-    assert fit_probe(train, tmp_path / "head", test=new).test is None
+    assert fit_probe(train, tmp_path / "head", test=new).test == {}
     lines = (tmp_path / "head" / "predictions.csv").read_text().splitlines()
     assert lines[0] == "row,prediction,probability"
     assert len(lines) == 401
@@ -151,3 +151,14 @@ def test_lists_of_different_length_are_named(tmp_path):
     )
     with pytest.raises(UserError, match="row 1: an embedding of 1 numbers, the first has 2"):
         read_embeddings(tmp_path / "a.parquet")
+
+
+def test_a_long_fit_says_how_long_it_takes_and_what_it_does(digits, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("longtail.tasks.probe.LONG", 0.0)
+    monkeypatch.setattr("longtail.tasks.probe.LINE_SECONDS", 0.0)
+    write_npz(tmp_path / "train.npz", *digits[0])
+    fit_probe(read_embeddings(tmp_path / "train.npz"), tmp_path / "head", display=Display())
+    printed = capsys.readouterr().err
+    assert "fitting takes about" in printed
+    assert "fitting a head with ridge 0.1 on" in printed
+    assert f"on {len(digits[0][1])} samples" in printed  # the last one is on all samples

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -108,7 +109,7 @@ def test_images_give_a_run_that_every_command_takes(frozen, digits_run, tmp_path
 
 def test_another_prior_reads_the_same_embeddings(frozen, tmp_path, monkeypatch):
     folder, words = frozen
-    monkeypatch.setattr("longtail.runs.outputs.collect", None)  # nothing may be computed again
+    monkeypatch.setattr("longtail.runs.network.Source", None)  # nothing may be computed again
     assert main([*words, "--out", str(tmp_path / "run"), "--target-prior", "train", "--quiet"]) == 0
     balanced, natural = (Run.open(one).outputs("test") for one in (folder, tmp_path / "run"))
     np.testing.assert_array_equal(balanced.head_weight, natural.head_weight)
@@ -126,6 +127,38 @@ def test_calibrating_a_frozen_run_gives_the_same_head_and_a_trained_one_is_warne
         calibrate_run(Run.open(digits_copy), build_posthoc("probe", {}), out=tmp_path / "seen")
 
 
+@pytest.fixture(scope="module")
+def small_networks(tmp_path_factory):
+    """Backbones of timm and of transformers with random weights, and the words that name them."""
+    timm, transformers = pytest.importorskip("timm"), pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("networks")
+    torch.manual_seed(1)
+    save_file(timm.create_model("test_resnet", num_classes=3).state_dict(), folder / "timm.safetensors")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    vit = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=4)
+    transformers.ViTForImageClassification(vit).save_pretrained(folder / "hub")
+    return {
+        "timm": ["--backbone", "timm:test_resnet", "--weights", str(folder / "timm.safetensors")],
+        "hf": ["--backbone", f"hf:{folder / 'hub'}"],
+    }
+
+
+@pytest.mark.parametrize("library", ["timm", "hf"])
+def test_a_network_of_a_library_gives_the_run_of_train_head(library, small_networks, tmp_path, capsys):
+    words = ["digits-lt", *small_networks[library], "--image-size", "32", "--device", "cpu", "--quiet"]
+    assert main(["probe", *words, "--out", str(tmp_path / "probe")]) == 0
+    assert main(["train", *words, "--train", "head", "--validation", "0", "--out", str(tmp_path / "train")]) == 0
+    probe, trained = (Run.open(tmp_path / name) for name in ("probe", "train"))
+    assert probe.config.backbone.startswith(f"{library}:")
+    for name, values in trained.network.state_dict().items():
+        torch.testing.assert_close(probe.network.state_dict()[name], values, rtol=0, atol=0)
+    records = [json.loads((run.folder / "probe.json").read_text()) for run in (probe, trained)]
+    assert records[0]["target_frequencies"] == records[1]["target_frequencies"]
+    assert records[0]["scores"]["Probe"]["samples"] == probe.split_sizes["test"]
+    assert main(["evaluate", str(tmp_path / "train"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["confusion"] == records[0]["scores"]["Probe"]["confusion"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -140,10 +173,15 @@ def test_calibrating_a_frozen_run_gives_the_same_head_and_a_trained_one_is_warne
             ["digits-lt", "--backbone", "digits", "--weights", "{weights}", "--target-prior", "fair"],
             "target_prior must",
         ),
+        (
+            ["digits-lt", "--backbone", "digits", "--weights", "{weights}", "--target-prior", "{prior}"],
+            "there is no class cat",
+        ),
     ],
 )
 def test_bad_words_are_one_line_and_nothing_is_written(words, message, digits_run, tmp_path, capsys):
-    known = {"weights": digits_run / "model.safetensors", "folder": tmp_path}
+    (tmp_path / "prior.csv").write_text("cat,1\ndog,2\n")
+    known = {"weights": digits_run / "model.safetensors", "folder": tmp_path, "prior": tmp_path / "prior.csv"}
     assert main(["probe", *(word.format(**known) for word in words), "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert message in error[-1]

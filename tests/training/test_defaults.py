@@ -1,106 +1,47 @@
-"""Settings chosen from the images, by the table in `training.defaults`, and numbers of the training loop."""
+"""Settings chosen from the images, and for a length in minutes."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
-from longtail.config import DataConfig
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
-from longtail.training import defaults
-from longtail.training.defaults import for_minutes, look_at, recipe_for
+from longtail.training.defaults import for_minutes, recipe_for, suggest_settings
 
 
 def folder_of(tmp_path, size, mode="RGB", images=12):
     """Two classes of small images."""
-    for label in range(2):
-        (tmp_path / f"class{label}").mkdir(parents=True)
-        for number in range(images // 2):
-            Image.new(mode, size, 40 * label).save(tmp_path / f"class{label}" / f"{number}.png")
+    for number in range(images):
+        (tmp_path / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new(mode, size, 40 * (number % 2)).save(tmp_path / f"class{number % 2}" / f"{number}.png")
     return str(tmp_path)
 
 
-def look_for(monkeypatch, images, side, grey=False, **settings):
-    """What is found for so many images with this shorter side, without any file."""
-    splits = SimpleNamespace(train=range(images))
-    monkeypatch.setattr(defaults, "open_splits", lambda config: splits)
-    monkeypatch.setattr(defaults, "_looks", lambda images: (side, grey))
-    return look_at(DataConfig(data="folder", root="x"), **settings)
-
-
-def chosen(monkeypatch, images, side, grey=False, **settings):
-    return look_for(monkeypatch, images, side, grey, **settings).config
-
-
-@pytest.mark.parametrize(
-    ("side", "images", "backbone", "size"),
-    [
-        (12, 10, "digits", 8),
-        (13, 10, "resnet8", 32),
-        (48, 2_000, "resnet20", 32),
-        (48, 20_000, "resnet32", 32),
-        (49, 9_999, "resnet10", 64),
-        (96, 10_000, "resnet18", 64),
-        (160, 10, "resnet18", 128),
-        (161, 20_000, "resnet34", 224),
-        (500, 200_000, "resnet50", 224),
-    ],
-)
-def test_network_and_size_follow_the_images(monkeypatch, side, images, backbone, size):
-    config = chosen(monkeypatch, images, side)
-    assert (config.backbone, config.image_size) == (backbone, size)
-
-
-@pytest.mark.parametrize(
-    ("images", "epochs", "batch_size", "lr", "warmup"),
-    [
-        (100, 90, 64, 0.05, 2),
-        (2_000, 90, 128, 0.1, 16),
-        (10_000, 40, 128, 0.1, 79),
-        (100_000, 15, 128, 0.1, 782),
-    ],
-)
-def test_length_and_rate_follow_the_number_of_images(monkeypatch, images, epochs, batch_size, lr, warmup):
-    config = chosen(monkeypatch, images, 32)
-    assert (config.epochs, config.batch_size, config.lr, config.warmup) == (epochs, batch_size, lr, warmup)
-
-
-def test_what_is_given_replaces_what_is_chosen(monkeypatch):
-    config = chosen(monkeypatch, 10_000, 32, image_size=96, epochs=3, batch_size=16)
-    assert (config.backbone, config.image_size, config.epochs, config.batch_size) == ("resnet18", 96, 3, 16)
-    monkeypatch.setattr(defaults, "backbone_of", lambda path: None)
-    for images, epochs in ((10_000, 13), (100_000, 5)):  # a third, at least five
-        pretrained = chosen(monkeypatch, images, 32, weights="w.pth")
-        assert (pretrained.optimizer, pretrained.lr, pretrained.epochs) == ("adamw", 1e-3, epochs)
-    given = chosen(monkeypatch, 10_000, 32, weights="w.pth", optimizer="sgd", weight_decay=0.1)
-    assert (given.optimizer, given.lr, given.weight_decay, given.layer_decay) == ("sgd", 0.01, 0.1, 1.0)
-    monkeypatch.setattr(defaults, "backbone_of", lambda path: "resnet50")
-    assert chosen(monkeypatch, 10_000, 32, weights="w.pth").backbone == "resnet50"
-
-
-def test_a_folder_is_looked_at(tmp_path):
-    found = look_at(folder_of(tmp_path / "colour", (40, 30)))
+def test_settings_follow_the_images_and_options_replace_them(tmp_path):
+    photos = folder_of(tmp_path / "colour", (40, 30))
+    found = suggest_settings(photos)
     assert (found.side, found.grey, found.config.validation) == (30, False, 0.1)
-    assert found.config.augment == ("crop", "flip")
-    longer = replace(found.config, epochs=None, iterations=70, weights="w.pth")
+    assert (found.config.backbone, found.config.image_size, found.config.augment) == ("resnet8", 32, ("crop", "flip"))
     assert found.sentence(found.config).endswith(
         "; colour, about 30 pixels. Trained with --backbone resnet8 --image-size 32 --augment crop flip --epochs 90 "
         "--batch-size 64 --optimizer sgd --lr 0.05; give any of these options to change it"
     )
+    longer = replace(found.config, epochs=None, iterations=70, weights="w.pth")
     assert "--backbone resnet8 --weights w.pth --image-size 32 --augment crop flip --iterations 70" in found.sentence(
         longer
     )
-    grey = look_at(folder_of(tmp_path / "grey", (8, 20), "L"))
-    assert (grey.side, grey.grey) == (8, True)
-    assert "grey, about 8 pixels" in grey.sentence(grey.config)
-
-
-def test_one_colour_image_among_grey_ones_makes_them_colour(tmp_path):
-    root = folder_of(tmp_path / "mixed", (20, 20), "L")
-    Image.new("RGB", (20, 20)).save(tmp_path / "mixed" / "class0" / "colour.png")
-    assert not look_at(root, validation=0).grey
+    given = recipe_for(photos, image_size=96, epochs=3, batch_size=16)
+    assert (given.backbone, given.image_size, given.epochs, given.batch_size) == ("resnet10", 96, 3, 16)
+    pretrained = recipe_for(photos, backbone="resnet18", weights="w.pth")
+    assert (pretrained.optimizer, pretrained.epochs) == ("adamw", found.config.epochs / 3)
+    sgd = recipe_for(photos, backbone="resnet18", weights="w.pth", optimizer="sgd", weight_decay=0.1)
+    assert (sgd.optimizer, sgd.weight_decay, sgd.layer_decay) == ("sgd", 0.1, 1.0)
+    assert sgd.lr < given.lr
+    grey = suggest_settings(folder_of(tmp_path / "grey", (8, 20), "L"))
+    assert (grey.side, grey.grey, grey.config.augment) == (8, True, ("small-crop",))
+    Image.new("RGB", (20, 20)).save(tmp_path / "grey" / "class0" / "colour.png")
+    assert not suggest_settings(str(tmp_path / "grey"), validation=0).grey
 
 
 def test_a_list_of_images_that_are_not_there_says_how_to_find_them(tmp_path):
@@ -109,7 +50,7 @@ def test_a_list_of_images_that_are_not_there_says_how_to_find_them(tmp_path):
     with pytest.raises(
         UserError, match="none of the images was found, for example .*; give the folder .* --root FOLDER"
     ):
-        look_at(str(path))
+        suggest_settings(str(path))
 
 
 def test_a_recipe_is_taken_by_name():
@@ -131,13 +72,18 @@ def test_a_recipe_is_taken_by_name():
         (2, ("backbone", "image_size"), ("resnet10", 64, 15)),
     ],
 )
-def test_network_size_and_epochs_fit_into_the_time(monkeypatch, minutes, free, expected):
+def test_network_size_and_epochs_fit_into_the_time(tmp_path, minutes, free, expected):
     usual = {"resnet34": 120, "resnet18": 60, "resnet10": 30, "resnet32": 90, "resnet20": 45, "resnet8": 15}
-    found = look_for(monkeypatch, 30_000, 400)
+    found = suggest_settings(folder_of(tmp_path, (9, 9), images=2), validation=0)
+    found = replace(found, config=replace(found.config, backbone="resnet34", image_size=224, epochs=15.0))
+
+    tried = []
 
     def seconds_of(config):
+        tried.append(config.backbone)
         return config.epochs * usual[config.backbone] * (config.image_size / 224) ** 1.5
 
     chosen = for_minutes(found, found.config, minutes, seconds_of, free)
     assert (chosen.backbone, chosen.image_size, chosen.epochs) == expected
+    assert minutes >= 1 or tried == ["resnet34", "resnet32", "resnet8"]  # no time is lost on trials of what cannot fit
     assert chosen.evaluate_every == max(round(chosen.epochs / 15), 1)

@@ -1,30 +1,26 @@
 """Mixed images and labels beside a loop over single images, and a run that mixes beside one that is divided."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import longtail
 from longtail.data.loading import Batch
 from longtail.data.splits import open_splits
-from longtail.distributed import SINGLE_PROCESS
+from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
 from longtail.files.progress import QUIET
 from longtail.methods import TRAIN_METHODS
-from longtail.recipes import RECIPES
-from longtail.training.mixing import Mixing, cut, remix
-from longtail.training.rehearsal import prepare
-from longtail.training.step import Streams
+from longtail.training.mixing import Mixing
+from longtail.training.setup import TrainingSetup, TrainingStep
 
 COUNTS = torch.tensor([90, 31, 30, 10])
-SHORT = replace(RECIPES["digits-lt"], epochs=None, iterations=10, batch_size=16, warmup=0, device="cpu")
 SOFT = ["softmax", "cbs", "cbw", "class-balanced", "balanced-softmax", "logit-adjusted", "causal-norm"]
+DEFERRED = ["softmax", "cbs", "focal", "lade", "equalization", "balanced-softmax", "seesaw", "logit-adjusted"]
 
 
 def batch_of(size, seed=0):
@@ -78,33 +74,16 @@ def test_a_mixed_batch_is_that_of_the_formulas(kind, size, alpha):
     assert torch.equal(batch.images, before)
 
 
-@given(share=st.floats(0, 1), row=st.floats(0, 1, exclude_max=True), column=st.floats(0, 1, exclude_max=True))
-def test_the_share_of_cutmix_is_that_of_the_pixels(share, row, column):
-    images, others = torch.zeros(1, 1, 9, 5), torch.ones(1, 1, 9, 5)
-    mixed, kept = cut(images, others, share, np.array([row, column]))
-    assert kept == pytest.approx(1 - mixed.mean().item(), abs=1e-6)
-    assert kept >= share - 1e-9  # a box is never larger than asked for
-
-
-def test_remix_prefers_the_smaller_class_where_sizes_differ_threefold():
-    first, second = torch.tensor([90, 90, 10, 10, 30]), torch.tensor([30, 31, 30, 30, 90])
-    low, high = torch.full((5,), 0.4), torch.full((5,), 0.6)
-    torch.testing.assert_close(remix(low, first, second), torch.tensor([0.0, 0.4, 0.4, 0.4, 0.4]))
-    torch.testing.assert_close(remix(high, first, second), torch.tensor([0.6, 0.6, 1.0, 1.0, 1.0]))
-    half = torch.full((5,), 0.5)
-    torch.testing.assert_close(remix(half, first, second), half)  # tau itself changes nothing
-
-
 @pytest.mark.parametrize("kind", ["mixup", "cutmix"])
-def test_micro_batches_and_processes_mix_the_same_pairs(kind):
+def test_micro_batches_and_processes_mix_the_same_pairs(short, kind):
     def mixed(accumulate, ranks):
         found = []
         for rank in range(ranks):
-            world = SimpleNamespace(rank=rank, size=ranks, device=torch.device("cpu"), is_main=rank == 0)
-            config = replace(SHORT, mix=kind, accumulate=accumulate)
-            streams = Streams(config, open_splits(config), ("instance",), world, QUIET)
-            streams.open_images()
-            found += [part[0] for part in next(streams.batches(3, 4))]
+            world = World(rank, ranks, torch.device("cpu"))
+            config = replace(short, mix=kind, accumulate=accumulate)
+            setup = TrainingSetup(config, open_splits(config), world, QUIET)
+            setup.open_images()
+            found += [micro[0] for micro in next(setup.batches(3, 4))]
         order = torch.cat([batch.indices for batch in found]).argsort()
         return [torch.cat([getattr(batch, name) for batch in found])[order] for name in ("images", "labels")]
 
@@ -115,26 +94,26 @@ def test_micro_batches_and_processes_mix_the_same_pairs(kind):
 
 
 @pytest.mark.parametrize("method", TRAIN_METHODS)
-@pytest.mark.parametrize("soft", [{"mix": "mixup"}, {"label_smoothing": 0.1}])
-def test_a_loss_takes_soft_targets_or_says_why_not(method, soft, tmp_path):
-    config = replace(SHORT, method=method, iterations=2, **soft)
-    if method in SOFT:
-        longtail.train(config, tmp_path / "run", progress=False)
-        return
-    with pytest.raises(UserError, match=rf"{method} takes no --\S+, because .*; use another --method: softmax, cbs,"):
-        longtail.train(config, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_form_without_soft_targets_is_refused(tmp_path):
-    config = replace(SHORT, method="class-balanced", options={"form": "sigmoid"}, mix="remix")
+def test_a_method_takes_soft_targets_and_deferred_weights_or_says_why_not(method, short):
+    for settings, able in (({"mix": "mixup"}, SOFT), ({"label_smoothing": 0.1}, SOFT), ({"defer": 0.5}, DEFERRED)):
+        config = replace(short, method=method, **settings)
+        refused = pytest.raises(
+            UserError, match=rf"{method} takes no --\S+, because .*; use another --method: softmax,"
+        )
+        with nullcontext() if method in able else refused:
+            setup = TrainingSetup(config, open_splits(config), SINGLE_PROCESS, QUIET)
+            setup.open_images()
+            step = TrainingStep(setup.state.model, setup.state.objective)
+            setup.state.step = 9  # after the deferral
+            assert setup.take_step(step, setup.state, next(setup.batches(9, 10))).isfinite()
+    sigmoids = replace(short, method="class-balanced", options={"form": "sigmoid"}, mix="remix")
     with pytest.raises(UserError, match="class-balanced takes no --mix, because in the sigmoid form"):
-        longtail.train(config, tmp_path / "run")
+        TrainingSetup(sigmoids, open_splits(sigmoids), SINGLE_PROCESS, QUIET)
 
 
-def test_label_smoothing_is_that_of_the_loss():
-    config = replace(SHORT, method="balanced-softmax", label_smoothing=0.2)
-    _, state, _ = prepare(config, open_splits(config), SINGLE_PROCESS, QUIET)
+def test_label_smoothing_is_that_of_the_loss(short):
+    config = replace(short, method="balanced-softmax", label_smoothing=0.2)
+    state = TrainingSetup(config, open_splits(config), SINGLE_PROCESS, QUIET).state
     logits, labels = torch.randn(6, 10), torch.arange(6)
     counts = open_splits(config).train.class_counts
     expected = longtail.losses.BalancedSoftmax(counts, label_smoothing=0.2)(logits, labels)

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
-from longtail.backbones.resnet import BasicBlock, Bottleneck, CifarResNet, DigitsNet, ResNet
+from longtail.backbones.resnet import Backbone, BasicBlock, Bottleneck, CifarResNet, DigitsNet, ResNet
 from longtail.errors import UserError, choose
 
-
-class Backbone(Protocol):
-    """The interface of a backbone: features (N, num_features), and the feature map before pooling.
-
-    `feature_map(x)` is `last_block(early_map(x))`, so that a network can use that block twice.
-    """
-
-    num_features: int
-
-    def feature_map(self, x: Tensor) -> Tensor: ...
-
-    @property
-    def last_block(self) -> nn.Module: ...
-
-    def early_map(self, x: Tensor) -> Tensor: ...
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
+__all__ = ["BACKBONES", "Backbone", "build_backbone", "num_features"]
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "digits": DigitsNet,
     "resnet8": partial(CifarResNet, 8),
@@ -54,6 +35,8 @@ def build_backbone(name: str, in_channels: int = 3) -> nn.Module:
     >>> build_backbone("resnet32").num_features
     64
     """
+    if ":" in name:
+        raise UserError(f"unknown backbone {name!r}; those of other libraries are timm:NAME, hf:NAME and hf:FOLDER")
     return BACKBONES[choose("backbone", name, BACKBONES)](in_channels=in_channels)
 
 

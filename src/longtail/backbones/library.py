@@ -1,6 +1,6 @@
 """Networks of timm and of Hugging Face as backbones: `timm:NAME`, `hf:NAME` of the Hub, or `hf:FOLDER`.
 
-A network ends before its classifier, so features are what the library's own classifier would see: `num_classes=0` in
+A network ends before its classifier, so features are the input of that classifier: `num_classes=0` in
 timm, `num_labels=0` of `AutoModelForImageClassification` in transformers, or `pooler_output` of `AutoModel` where
 transformers has no classifier of that kind. Code from the Hub is never run.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from longtail.backbones.inference import evaluating
 from longtail.backbones.weights import load_backbone
+from longtail.data.splits import IMAGENET
 from longtail.errors import UserError
 from longtail.files.reading import expanded, reason
 
@@ -30,7 +32,7 @@ EXTRAS = {"timm": ("timm", "vision"), "hf": ("transformers", "hf")}
 INTERPOLATIONS = {0: "bilinear", 2: "bilinear"}  # by the numbers of Pillow; all others are taken as bicubic
 CHANNELS = 3  # that these networks take
 USUAL_SIDE = 224
-USUAL_MEAN, USUAL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+PIXELS = "pixel_values"  # the name of images among the inputs of transformers
 
 
 def library_of(backbone: str) -> str | None:
@@ -65,7 +67,7 @@ class LibraryNetwork(nn.Module):
                 width = self(torch.zeros(1, CHANNELS, side, side)).shape[1]
         except UserError:
             raise
-        except Exception as error:  # every network has its own way to refuse an input
+        except Exception as error:  # networks refuse an input in different ways
             raise UserError(
                 f"{backbone} cannot take images of {side} x {side} pixels ({reason(error)}); give another --image-size"
             ) from error
@@ -136,26 +138,26 @@ def _timm_settings(name: str) -> dict[str, Any]:
         nearest = f"; the nearest names: {', '.join(close)}" if close else ""
         raise UserError(f"timm has no network {name!r}{nearest}")
     try:
-        known = timm.get_pretrained_cfg(name)
+        weights = timm.get_pretrained_cfg(name)
     except RuntimeError as error:  # another tag after the dot
         arch = name.partition(".")[0]
         tags = ", ".join(timm.list_pretrained(f"{arch}.*")) or arch
         raise UserError(f"timm has no weights called {name!r}; choose from: {tags}") from error
-    found = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {"input_size": None})
+    inputs = timm.data.resolve_data_config(pretrained_cfg=weights.to_dict() if weights else {"input_size": None})
     return {
-        "image_size": int(found["input_size"][-1]),
-        "mean": tuple(map(float, found["mean"])),
-        "std": tuple(map(float, found["std"])),
-        "interpolation": "bilinear" if found["interpolation"] in ("bilinear", "nearest") else "bicubic",
+        "image_size": int(inputs["input_size"][-1]),
+        "mean": tuple(map(float, inputs["mean"])),
+        "std": tuple(map(float, inputs["std"])),
+        "interpolation": "bilinear" if inputs["interpolation"] in ("bilinear", "nearest") else "bicubic",
     }
 
 
 def _build_timm(backbone: str, architecture: dict[str, Any], pretrained: bool) -> tuple[nn.Module, int]:
     timm, name = _library("timm"), backbone.partition(":")[2]
     native = _timm_settings(name)["image_size"]
-    with _weights_of(backbone), _quiet():
-        known = timm.get_pretrained_cfg(name)
-        if pretrained and not (known and known.has_weights):
+    with _loading(backbone):
+        weights = timm.get_pretrained_cfg(name)
+        if pretrained and not (weights and weights.has_weights):
             raise UserError(f"timm has no weights for {name}; give --weights FILE, or --no-pretrained for random ones")
         return timm.create_model(name, pretrained=pretrained, num_classes=0), native
 
@@ -164,15 +166,15 @@ def _hf_settings(name: str) -> dict[str, Any]:
     transformers, source = _library("hf"), _source(name)
     from transformers.models.auto.image_processing_auto import get_image_processor_config
 
-    with _weights_of(f"hf:{name}"), _quiet():
+    with _loading(f"hf:{name}", "give a network of the Hub, or hf:FOLDER with its config.json on this machine"):
         config = transformers.AutoConfig.from_pretrained(source, num_labels=0, trust_remote_code=False)
         images = get_image_processor_config(source)
     native = getattr(config, "image_size", None)
     side = (images.get("crop_size") if images.get("do_center_crop", True) else None) or images.get("size") or native
     unit = 255 * images.get("rescale_factor", 1 / 255)  # pixels from 0 to this are normalised
     normal = images.get("do_normalize", True)
-    mean = images.get("image_mean", USUAL_MEAN) if normal else (0.0,) * 3
-    std = images.get("image_std", USUAL_STD) if normal else (1.0,) * 3
+    mean = images.get("image_mean", IMAGENET[0]) if normal else (0.0,) * 3
+    std = images.get("image_std", IMAGENET[1]) if normal else (1.0,) * 3
     return {
         "image_size": _side(side),
         "mean": tuple(float(value) / unit for value in mean),
@@ -193,7 +195,7 @@ def _side(size: Any) -> int:
 
 def _build_hf(backbone: str, architecture: dict[str, Any], pretrained: bool) -> tuple[nn.Module, int]:
     transformers = _library("hf")
-    with _weights_of(backbone), _quiet():
+    with _loading(backbone):
         config = transformers.AutoConfig.for_model(**architecture)
         classifiers = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         kind = transformers.AutoModelForImageClassification if type(config) in classifiers else transformers.AutoModel
@@ -202,14 +204,31 @@ def _build_hf(backbone: str, architecture: dict[str, Any], pretrained: bool) -> 
         else:
             source = _source(backbone.partition(":")[2])
             options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
-            network, loaded = kind.from_pretrained(source, **options)
+            with _progress(transformers, shown=sys.stderr.isatty() and not Path(source).is_dir()):
+                network, loaded = kind.from_pretrained(source, **options)
             if missing := sorted(loaded["missing_keys"]):
                 warnings.warn(
                     f"{len(missing)} tensors of {backbone} are not in its weights and start at random, first "
                     f"{missing[0]}",
                     stacklevel=2,
                 )
+    if (takes := getattr(network, "main_input_name", PIXELS)) != PIXELS:
+        raise UserError(f"{backbone} takes {takes}, not images")
     return network, _side(getattr(config, "image_size", None))
+
+
+@contextmanager
+def _progress(transformers: Any, *, shown: bool) -> Iterator[None]:
+    """Progress bars of transformers: of a download in a terminal, and none elsewhere."""
+    bars = transformers.utils.logging
+    if shown or not bars.is_progress_bar_enabled():
+        yield
+        return
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        bars.enable_progress_bar()
 
 
 def _source(name: str) -> str:
@@ -218,29 +237,25 @@ def _source(name: str) -> str:
     return str(folder) if name and folder.is_dir() else name
 
 
+OTHER_WEIGHTS = "give --weights FILE for weights on this machine, or --no-pretrained for random ones"
+
+
 @contextmanager
-def _weights_of(backbone: str) -> Iterator[None]:
-    """Any failure to find or load a network as one line that says what else to do."""
+def _loading(backbone: str, advice: str = OTHER_WEIGHTS) -> Iterator[None]:
+    """Any failure to find or load a network as one line that says what else to do.
+
+    The messages of the libraries, about the classifier that is left out and every attempt to download, are not shown.
+    """
+    loggers = [logging.getLogger(name) for name in ("timm", "transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         yield
     except UserError:
         raise
     except Exception as error:  # of the Hub, the network, a file
-        raise UserError(
-            f"{backbone} cannot be loaded ({reason(error)}); give --weights FILE for weights on this machine, or "
-            "--no-pretrained for random ones"
-        ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the libraries' messages about the classifier that is left out, and about every attempt to download."""
-    loggers = [logging.getLogger(name) for name in ("timm", "transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
+        raise UserError(f"{backbone} cannot be loaded ({reason(error)}); {advice}") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

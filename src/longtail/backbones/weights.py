@@ -62,7 +62,11 @@ def backbone_of(path: Path) -> str | None:
 
 def _fitting(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of a file that fit a backbone, and the names of unused backbone tensors."""
-    prefix = _prefix(weights, wanted, path)
+    first = next(iter(wanted))
+    prefixes = [name[: -len(first)] for name in weights if name.endswith(first) and not name.startswith(HEADS)]
+    if not prefixes:
+        raise UserError(f"{path} holds weights of another network: no tensor named …{first}")
+    prefix = prefixes[0]
     fitting = {name: weights[prefix + name] for name in wanted if prefix + name in weights}
     for name, tensor in fitting.items():
         if tensor.shape != wanted[name].shape:
@@ -75,12 +79,3 @@ def _fitting(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) 
         raise UserError(f"{path} lacks {len(missing)} of the backbone's {len(wanted)} tensors, first {missing[0]}")
     others = (name.removeprefix(prefix) for name in weights if name.startswith(prefix))
     return fitting, [name for name in others if name not in wanted and not name.startswith(HEADS)]
-
-
-def _prefix(weights: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> str:
-    """The prefix of the backbone's tensor names in the file."""
-    first = next(iter(wanted))
-    for name in weights:
-        if name.endswith(first) and not name.startswith(HEADS):
-            return name[: -len(first)]
-    raise UserError(f"{path} holds weights of another network: no tensor named …{first}")

@@ -6,6 +6,7 @@ Commands are imported only when they are called, so help is quick.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import NoReturn
 
 from rich.table import Table
 
+from longtail import __version__
 from longtail.errors import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
@@ -32,8 +34,7 @@ from longtail.errors import (
     is_out_of_memory,
 )
 from longtail.files.progress import PlainConsole, silence
-from longtail.files.provenance import __version__
-from longtail.launch import handling, has_agent_store, is_main_process, number_of, terminations
+from longtail.launch import env_number, has_agent_store, is_main_process, signal_handler, termination_signals
 
 # Command → what it does, in one line. `longtail.cli.commands.<command>` has a function `main(arguments)`.
 COMMANDS = {
@@ -54,6 +55,7 @@ COMMANDS = {
 # Commands that several processes of torchrun can share.
 DISTRIBUTED = ("train", "extract", "calibrate", "evaluate")
 
+GC_THRESHOLD = 50_000  # objects
 STANDARD_ERROR = 2  # the last of the three standard streams
 
 EXAMPLE = "longtail train digits-lt --out runs/digits"
@@ -74,6 +76,9 @@ def program(command: Callable[[list[str]], int], arguments: Sequence[str] | None
     if arguments is not None:
         return _run(command, list(arguments))
     _open_standard_streams()
+    # Imports create hundreds of thousands of objects and free almost none: with the default threshold, a seventh of
+    # the start would be garbage collection.
+    gc.set_threshold(GC_THRESHOLD)
     code = _run(command, sys.argv[1:])
     if os.environ.get("WORLD_SIZE", "1") != "1":
         _exit_at_once(code)
@@ -97,7 +102,7 @@ def _exit_at_once(code: int) -> NoReturn:
 def _run(command: Callable[[list[str]], int], words: list[str]) -> int:
     try:
         # SIGTERM ends a command as Ctrl-C does: unfinished files are removed. Training saves its state first.
-        with warnings.catch_warnings(), handling(_terminate, *terminations()):
+        with warnings.catch_warnings(), signal_handler(_terminate, *termination_signals()):
             warnings.showwarning = _warn
             return command(words)
     except ReportedElsewhere:
@@ -155,22 +160,13 @@ def _dispatch(words: list[str]) -> int:
         write_completion(words, COMMANDS)
         return 0
     name = choose("command", words[0], COMMANDS)
-    if name not in DISTRIBUTED and number_of("WORLD_SIZE", 1) > 1:
+    if name not in DISTRIBUTED and env_number("WORLD_SIZE", 1) > 1:
         raise UserError(f"longtail {name} runs in one process; torchrun works with: {', '.join(DISTRIBUTED)}")
-    module = importlib.import_module(f"longtail.cli.commands.{name}")
-    return int(module.main([_opened(word) for word in words[1:]]))
+    if any(word.startswith("released:") for word in words):  # copied to a folder in which commands may write
+        from longtail.runs.record import copy_released, find_released
 
-
-def _opened(word: str) -> str:
-    """Copy a released network to a run folder in which commands may write."""
-    if not word.startswith("released:"):
-        return word
-    from longtail.cli.parsing import loading
-
-    with loading():
-        from longtail.runs.released import working_copy
-
-    return str(working_copy(word))
+        words = [str(copy_released(find_released(word))) if word.startswith("released:") else word for word in words]
+    return int(importlib.import_module(f"longtail.cli.commands.{name}").main(words[1:]))
 
 
 def _print_help() -> None:

@@ -193,49 +193,34 @@ OPERATIONS: dict[str, tuple[Operation, float, float, bool]] = {
 }
 AROUND_ONE = ("color", "contrast", "brightness", "sharpness")
 NAMES = tuple(OPERATIONS)
+# Each (25 sub-policies, 2 operations).
+OPERATION = torch.tensor([[NAMES.index(name) for name, _, _ in pair] for pair in CIFAR_POLICY])
+PROBABILITY = torch.tensor([[probability for _, probability, _ in pair] for pair in CIFAR_POLICY], dtype=torch.float64)
+STRENGTH = torch.tensor([[strength for _, _, strength in pair] for pair in CIFAR_POLICY], dtype=torch.float64)
 
 
-def _table(column: int) -> Tensor:
-    """(25 sub-policies, 2 operations): one column of the policy as numbers."""
-    rows = [[(NAMES.index(op[0]), *op[1:])[column] for op in pair] for pair in CIFAR_POLICY]
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-class AutoAugment:
+def autoaugment(pixels: Tensor, numbers: Tensor) -> Tensor:
     """The CIFAR-10 policy: pixels (B, 3, H, W) uint8 and numbers (B, 5) in [0, 1) to pixels.
 
     Numbers: which sub-policy, then for each of its two operations: applied or not, and which sign.
     """
-
-    columns = 5
-
-    def __init__(self) -> None:
-        self.operation = _table(0).long()
-        self.probability = _table(1)
-        self.strength = _table(2)
-
-    def __call__(self, pixels: Tensor, numbers: Tensor) -> Tensor:
-        numbers = numbers.cpu()
-        policy = (numbers[:, 0] * len(CIFAR_POLICY)).long()
-        pixels = pixels.clone()
-        for turn in range(2):
-            applied = numbers[:, 1 + 2 * turn] < self.probability[policy, turn]
-            sign = torch.where(numbers[:, 2 + 2 * turn] < 0.5, -1.0, 1.0)
-            drawn = self.operation[policy, turn].masked_fill(~applied, -1)
-            for code in drawn.unique().tolist():
-                if code >= 0:
-                    rows = (drawn == code).nonzero().squeeze(1)
-                    self._apply(NAMES[code], pixels, rows, self.strength[policy[rows], turn], sign[rows])
-        return pixels
-
-    def _apply(self, name: str, pixels: Tensor, rows: Tensor, strength: Tensor, sign: Tensor) -> None:
-        operation, weakest, strongest, signed = OPERATIONS[name]
-        number = weakest + (strongest - weakest) * strength / 9
-        if signed:
-            number = number * sign
-        if name in AROUND_ONE:
-            number = number + 1
-        if name == "posterize":
-            number = number.round()
-        rows, number = rows.to(pixels.device), number.to(pixels.device)
-        pixels[rows] = operation(pixels[rows], number)
+    numbers = numbers.cpu()
+    policy = (numbers[:, 0] * len(CIFAR_POLICY)).long()
+    pixels = pixels.clone()
+    for turn in range(2):
+        applied = numbers[:, 1 + 2 * turn] < PROBABILITY[policy, turn]
+        sign = torch.where(numbers[:, 2 + 2 * turn] < 0.5, -1.0, 1.0)
+        drawn = OPERATION[policy, turn].masked_fill(~applied, -1)
+        for code in drawn[applied].unique().tolist():
+            rows = (drawn == code).nonzero().squeeze(1)
+            operation, weakest, strongest, signed = OPERATIONS[NAMES[code]]
+            number = weakest + (strongest - weakest) * STRENGTH[policy[rows], turn] / 9
+            if signed:
+                number = number * sign[rows]
+            if NAMES[code] in AROUND_ONE:
+                number = number + 1
+            if NAMES[code] == "posterize":
+                number = number.round()
+            rows, number = rows.to(pixels.device), number.to(pixels.device)
+            pixels[rows] = operation(pixels[rows], number)
+    return pixels

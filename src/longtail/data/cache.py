@@ -19,40 +19,32 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from longtail.data.augment import Transform
-from longtail.data.images import Decode, DecodedImages, FileImages, Images, MemoryImages, as_array, require_readable
+from longtail import __version__
+from longtail.data.augment import Resize, Transform
+from longtail.data.images import DecodedImages, FileImages, Images, MemoryImages, as_array, require_readable
 from longtail.data.loading import run_in_workers
 from longtail.errors import UserError
-from longtail.files import tensors as mapped
+from longtail.files import tensors
 from longtail.files.atomic import cache_folder, locked
 from longtail.files.progress import QUIET, Display
-from longtail.files.provenance import __version__
 
 FORMAT = 1  # of the file; to be increased when decoding changes
 MAX_CACHE_BYTES = 20 << 30  # of all such files; the least recently used are removed first
-IMAGES_AT_ONCE = 32  # images that a worker process decodes at a time
-NO_NUMBERS = np.zeros(0)  # for decoders that use no random numbers
+GROUP = 32  # images that a worker process decodes at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredImages(Images):
-    """Images whose decoded pixels are in a file.
-
-    Args:
-        origin: the images that were decoded.
-        file: file with the pixels.
-        rows: (N,) row of each image in the file.
-        finished: whether the stored pixels have their final size; if not, whole images are stored.
-    """
+    """Images whose decoded pixels are in a file."""
 
     origin: DecodedImages = field(repr=False)
     file: Path
-    rows: np.ndarray = field(repr=False)
-    finished: bool
+    rows: np.ndarray = field(repr=False)  # (N,) of the images in the file
+    resized: bool  # whether the stored pixels have their final size; if not, whole images are stored
 
     @property
     def needs_workers(self) -> bool:
-        return not self.finished
+        return not self.resized
 
     def subset(self, indices: np.ndarray) -> StoredImages:
         origin = self.origin.subset(indices)
@@ -61,77 +53,32 @@ class StoredImages(Images):
     def _samples(self) -> bytes | memoryview:
         return self.origin._samples()
 
-    def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def read(self, indices: np.ndarray, decode: Resize | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         assert decode is not None
         stored = _open(self.file)
         rows = self.rows[indices]
         kept = np.flatnonzero(stored["heights"][rows] > 0)
         if not len(kept):
             raise UserError(f"none of the {len(indices)} images of a batch can be read")
-        if self.finished:
+        if self.resized:
             assert decode.columns == 0  # pixels of the final size must not be cropped at random again
             pixels = np.asarray(stored["pixels"].reshape(-1, decode.size, decode.size, 3)[rows[kept]])
         else:
             from PIL import Image
 
-            pictures = ((position, Image.fromarray(_picture(stored, int(rows[position])))) for position in kept)
-            pixels = np.stack([as_array(decode(picture, numbers[position])) for position, picture in pictures])
+            pictures = []
+            for position in kept:
+                height, width, start = (int(stored[name][rows[position]]) for name in ("heights", "widths", "starts"))
+                whole = stored["pixels"][start : start + height * width * 3].reshape(height, width, 3)
+                pictures.append(as_array(decode(Image.fromarray(whole), numbers[position])))
+            pixels = np.stack(pictures)
         return torch.from_numpy(pixels).permute(0, 3, 1, 2), kept
-
-
-def _picture(stored: dict[str, np.ndarray], row: int) -> np.ndarray:
-    """One image (H, W, 3)."""
-    height, width, start = (int(stored[name][row]) for name in ("heights", "widths", "starts"))
-    return stored["pixels"][start : start + height * width * 3].reshape(height, width, 3)
 
 
 @lru_cache(maxsize=8)
 def _open(file: Path) -> dict[str, np.ndarray]:
     """Mapped once per process; worker processes map it themselves."""
-    return mapped.read(file, check=False)[0]
-
-
-def decoded_once(
-    images: Images, decode: Decode | None, *, most_bytes: float, workers: int = 0, display: Display = QUIET
-) -> Images:
-    """The same images, read from the cache folder; they are decoded now if they take at most `most_bytes`.
-
-    Images in memory, and images that do not fit, are returned unchanged.
-    """
-    if not isinstance(images, DecodedImages) or decode is None or most_bytes <= 0:
-        return images
-    whole, alone = images.whole or images, images.on_its_own()
-    fixed = None if decode.columns else decode  # before a random decoder, whole images are stored
-    try:
-        for origin, stored_decode in ((whole, fixed), (whole, None), (alone, fixed)):
-            file = _file_of(origin, stored_decode)
-            if _is_readable(file):
-                break
-        else:
-            # Training and validation images of one set share a file; a small subset has a file alone.
-            origin, stored_decode = (whole if 2 * len(images) >= len(whole) else alone), fixed
-            file = _file_of(origin, stored_decode)
-            if not _make(file, origin, decode, stored_decode, most_bytes, workers, display):
-                return images
-        file.touch()
-        _remove_oldest(file)
-    except OSError as error:  # training also works without a cache folder
-        display.line(f"decoded images are not stored: {error.filename}: {error.strerror}")
-        return images
-    require_readable(origin, np.flatnonzero(_open(file)["heights"] == 0).tolist())
-    rows = images.rows if origin is whole and images.rows is not None else np.arange(len(images))
-    broken = np.flatnonzero(_open(file)["heights"][rows] == 0)
-    if len(broken):
-        first = images.path(int(broken[0]))
-        display.line(f"{len(broken):,} of {len(images):,} images cannot be read and are skipped; the first is {first}")
-    return StoredImages(
-        labels=images.labels,
-        class_names=images.class_names,
-        origin=images,
-        file=file,
-        rows=rows,
-        finished=stored_decode is not None,
-    )
+    return tensors.read(file, check=False)[0]
 
 
 def _is_readable(file: Path) -> bool:
@@ -141,31 +88,81 @@ def _is_readable(file: Path) -> bool:
         return False
 
 
-def _make(
-    file: Path,
-    images: DecodedImages,
-    decode: Decode,
-    stored_decode: Decode | None,
-    most_bytes: float,
-    workers: int,
-    display: Display,
-) -> bool:
-    """Write the file, unless the images take too much space; returns whether it exists now."""
+def resident(
+    images: Images,
+    transform: Transform,
+    device: torch.device,
+    *,
+    cache_gb: float = 0.0,
+    workers: int = 0,
+    display: Display = QUIET,
+) -> Images:
+    """Move images to where they are read fastest: memory of the device, or decoded once in the cache folder.
+
+    Images that take more than `cache_gb` GB there are returned unchanged.
+    """
+    if isinstance(images, MemoryImages):
+        return replace(images, pixels=images.pixels.to(device))
+    if isinstance(images, DecodedImages) and transform.decode is not None and cache_gb > 0:
+        images = _decoded_once(images, transform.decode, cache_gb * 1e9, workers, display)
+    if isinstance(images, FileImages):  # not decoded now, but missing files are reported at once
+        require_readable(images, images.missing())
+    return images
+
+
+def _decoded_once(images: DecodedImages, decode: Resize, most_bytes: float, workers: int, display: Display) -> Images:
+    """The same images, read from the cache folder; they are decoded now if they take at most `most_bytes`."""
+    parent, alone = images.parent or images, images.detached()
+    fixed = None if decode.columns else decode  # before a random decoder, whole images are stored
+    try:
+        for origin, stored_decode in ((parent, fixed), (parent, None), (alone, fixed)):
+            file = _file_of(origin, stored_decode)
+            if _is_readable(file):
+                break
+        else:
+            # Training and validation images of one set share a file; a small subset has a file alone.
+            origin, stored_decode = (parent if 2 * len(images) >= len(parent) else alone), fixed
+            file = _file_of(origin, stored_decode)
+            total = _stored_bytes(origin, decode, most_bytes)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if total > most_bytes or 2 * total > shutil.disk_usage(file.parent).free:
+                return images
+            with locked(file):
+                if not _is_readable(file):
+                    _open.cache_clear()
+                    _write(file, origin, stored_decode, total, workers, display)
+        file.touch()
+        _remove_oldest(file)
+    except OSError as error:  # training also works without a cache folder
+        display.line(f"decoded images are not stored: {error.filename}: {error.strerror}")
+        return images
+    heights = _open(file)["heights"]
+    require_readable(origin, np.flatnonzero(heights == 0).tolist())
+    rows = images.rows if origin is parent and images.rows is not None else np.arange(len(images))
+    broken = np.flatnonzero(heights[rows] == 0)
+    if len(broken):
+        first = images.path(int(broken[0]))
+        display.line(f"{len(broken):,} of {len(images):,} images cannot be read and are skipped; the first is {first}")
+    return StoredImages(
+        labels=images.labels,
+        class_names=images.class_names,
+        origin=images,
+        file=file,
+        rows=rows,
+        resized=stored_decode is not None,
+    )
+
+
+def _stored_bytes(images: DecodedImages, decode: Resize, most_bytes: float) -> int:
+    """Bytes of the stored pixels: of the final size or, before a random decoder, of whole images."""
     total = len(images) * decode.size**2 * 3
-    if total <= most_bytes and stored_decode is None:  # whole images are seldom smaller than the windows cut from them
-        sizes = (images.header(index)[:2] for index in range(len(images)))
-        total = 3 * sum(width * height for width, height in sizes)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if total > most_bytes or 2 * total > shutil.disk_usage(file.parent).free:
-        return False
-    with locked(file):
-        if not _is_readable(file):
-            _open.cache_clear()
-            _write(file, images, stored_decode, total, workers, display)
-    return True
+    if total > most_bytes or not decode.columns:  # whole images are seldom smaller than the windows cut from them
+        return total
+    sizes = (images.header(index)[:2] for index in range(len(images)))
+    return 3 * sum(width * height for width, height in sizes)
 
 
-def _file_of(images: DecodedImages, decode: Decode | None) -> Path:
+def _file_of(images: DecodedImages, decode: Resize | None) -> Path:
     import PIL
 
     versions = [FORMAT, __version__, PIL.__version__, type(images).__name__, repr(decode)]
@@ -174,39 +171,33 @@ def _file_of(images: DecodedImages, decode: Decode | None) -> Path:
 
 
 class _Groups(Dataset[list[np.ndarray | UserError]]):
-    """Decoded images in groups; a broken image is the error about it."""
+    """Decoded images in groups; a broken image is the error about it, so that all broken images are listed."""
 
-    def __init__(self, images: DecodedImages, decode: Decode | None) -> None:
+    def __init__(self, images: DecodedImages, decode: Resize | None) -> None:
         self.images = images
         self.decode = decode
 
     def __getitem__(self, first: int) -> list[np.ndarray | UserError]:
-        return [self._one(index) for index in range(first, min(first + IMAGES_AT_ONCE, len(self.images)))]
-
-    def _one(self, index: int) -> np.ndarray | UserError:
-        try:
-            return self.images.decoded(index, self.decode, NO_NUMBERS)
-        except UserError as error:
-            return error  # as a value, so that all broken images are listed
-
-
-def _unchanged(group: list[np.ndarray | UserError]) -> list[np.ndarray | UserError]:
-    """Instead of torch's collation, which would make tensors."""
-    return group
+        group: list[np.ndarray | UserError] = []
+        for index in range(first, min(first + GROUP, len(self.images))):
+            try:
+                group.append(self.images.decoded(index, self.decode, np.zeros(0)))
+            except UserError as error:
+                group.append(error)
+        return group
 
 
 def _write(
-    file: Path, images: DecodedImages, decode: Decode | None, total: int, workers: int, display: Display
+    file: Path, images: DecodedImages, decode: Resize | None, total: int, workers: int, display: Display
 ) -> None:
     shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {"pixels": ((total,), np.dtype(np.uint8))}
     shapes |= {name: ((len(images),), np.dtype(np.int64)) for name in ("starts", "heights", "widths")}
     size = f"{total / 1e6:,.0f} MB" if total >= 1e6 else f"{total / 1e3:,.0f} kB"
     display.line(f"decoding {len(images):,} images once, {size} in {file}")
-    with mapped.create(file, shapes, {"format": FORMAT}) as arrays, display.task("decoding", len(images)) as task:
+    with tensors.create(file, shapes, {"format": FORMAT}) as arrays, display.task("decoding", len(images)) as task:
         row = start = 0
         broken: list[int] = []
-        firsts = range(0, len(images), IMAGES_AT_ONCE)
-        for group in run_in_workers(_Groups(images, decode), firsts, workers, collate=_unchanged):
+        for group in run_in_workers(_Groups(images, decode), range(0, len(images), GROUP), workers):
             for pixels in group:
                 arrays["starts"][row] = start
                 if isinstance(pixels, UserError):
@@ -228,21 +219,3 @@ def _remove_oldest(kept: Path) -> None:
         total += file.stat().st_size
         if total > MAX_CACHE_BYTES and file != kept:
             file.unlink(missing_ok=True)
-
-
-def resident(
-    images: Images,
-    transform: Transform,
-    device: torch.device,
-    *,
-    cache_gb: float = 0.0,
-    workers: int = 0,
-    display: Display = QUIET,
-) -> Images:
-    """Move images to where they are read fastest: memory of the device, or decoded once in the cache folder."""
-    if isinstance(images, MemoryImages):
-        return images.to(device)
-    stored = decoded_once(images, transform.decode, most_bytes=cache_gb * 1e9, workers=workers, display=display)
-    if isinstance(stored, FileImages):  # not decoded now, but missing files are reported at once
-        require_readable(stored, stored.missing())
-    return stored

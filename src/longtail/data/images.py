@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import as_rgb, opened_picture, resized_arrays
+from longtail.data.augment import Resize, as_rgb, opened_picture
 from longtail.errors import UserError
 from longtail.files.reading import reason
 
@@ -30,40 +30,17 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_NAMED = 5  # broken images in an error
-MOST_PATH = 4096  # characters
-MOST_PATH_BYTES = 1 << 29  # of all paths of a set, if the shortest took as much memory as the longest
+MAX_PATH = 4096  # characters
+MAX_PATH_BYTES = 1 << 29  # of all paths of a set, if the shortest took as much memory as the longest
 SKIP = "(--skip-broken skips such images)"
-
-
-class Decode(Protocol):
-    """Resizes one decoded image to a fixed size, using `columns` random numbers."""
-
-    columns: int
-
-    @property
-    def size(self) -> int:
-        """Side of the resulting square."""
-        ...
-
-    def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images(ABC):
-    """What every image set has: labels (N,) int64 in 0..K-1 and K class names."""
+    """What every image set has: labels (N,) int64 in 0..K-1, which its reader has checked, and K class names."""
 
     labels: Tensor
     class_names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.labels) == 0:
-            raise UserError("the image set is empty")
-        low, high = int(self.labels.min()), int(self.labels.max())
-        if low < 0 or high >= self.num_classes:
-            wrong = low if low < 0 else high
-            raise UserError(
-                f"label {wrong} is outside 0..{self.num_classes - 1} (there are {self.num_classes} classes)"
-            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -95,12 +72,16 @@ class Images(ABC):
     def _samples(self) -> bytes | memoryview:
         """What identifies the samples: their content, or their paths and sizes."""
 
+    @abstractmethod
     def subset(self, indices: np.ndarray) -> Self:
         """The images at `indices`, in that order."""
-        return replace(self, labels=self.labels[torch.from_numpy(indices)])
+
+    def detached(self) -> Self:
+        """The same images as a set that is not a subset of another."""
+        return self
 
     @abstractmethod
-    def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def read(self, indices: np.ndarray, decode: Resize | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Pixels (B, C, H, W) uint8, and the position in `indices` of each image."""
 
 
@@ -114,47 +95,39 @@ class MemoryImages(Images):
         kept = torch.from_numpy(indices)
         return replace(self, labels=self.labels[kept], pixels=self.pixels.index_select(0, kept.to(self.pixels.device)))
 
-    def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def read(self, indices: np.ndarray, decode: Resize | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         pixels = self.pixels.index_select(0, torch.from_numpy(indices).to(self.pixels.device))
         if decode:
-            arrays = resized_arrays(pixels.permute(0, 2, 3, 1).cpu().numpy(), decode, numbers)
-            pixels = torch.from_numpy(arrays).permute(0, 3, 1, 2)
+            from PIL import Image
+
+            squeezed = pixels[:, 0] if pixels.shape[1] == 1 else pixels.permute(0, 2, 3, 1)
+            pictures = map(Image.fromarray, squeezed.cpu().numpy())
+            arrays = [as_array(decode(picture, row)) for picture, row in zip(pictures, numbers, strict=True)]
+            pixels = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
         return pixels, np.arange(len(indices))
 
     def _samples(self) -> memoryview:
         return self.pixels.cpu().contiguous().numpy().data
 
-    def to(self, device: torch.device) -> MemoryImages:
-        return replace(self, pixels=self.pixels.to(device))
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedImages(Images):
-    """Images decoded from their compressed form when they are needed.
+    """Images decoded from their compressed form when they are needed."""
 
-    Args:
-        skip_broken: skip images that cannot be read instead of stopping.
-        whole: the set that this one is a subset of.
-        rows: (N,) row of each image in that set.
-    """
-
-    per_image: ClassVar[tuple[str, ...]]
-    """Fields that hold one value per image, besides the labels."""
-
+    per_image: ClassVar[tuple[str, ...]]  # fields that hold one value per image, besides the labels
     needs_workers = True
-    skip_broken: bool = False
-    whole: DecodedImages | None = field(default=None, repr=False)
-    rows: np.ndarray | None = field(default=None, repr=False)
+    skip_broken: bool = False  # skip images that cannot be read instead of stopping
+    parent: DecodedImages | None = field(default=None, repr=False)  # the set that this one is a subset of
+    rows: np.ndarray | None = field(default=None, repr=False)  # (N,) of the images in that set
 
     def subset(self, indices: np.ndarray) -> Self:
         rows = indices if self.rows is None else self.rows[indices]
         values = {name: getattr(self, name)[indices] for name in self.per_image}
         labels = self.labels[torch.from_numpy(indices)]
-        return replace(self, labels=labels, whole=self.whole or self, rows=rows, **values)
+        return replace(self, labels=labels, parent=self.parent or self, rows=rows, **values)
 
-    def on_its_own(self) -> Self:
-        """The same images as a set that is not a subset of another."""
-        return replace(self, whole=None, rows=None)
+    def detached(self) -> Self:
+        return replace(self, parent=None, rows=None)
 
     @abstractmethod
     def state(self) -> bytes:
@@ -168,7 +141,7 @@ class DecodedImages(Images):
     def path(self, index: int) -> Path:
         """The name of the image in error messages."""
 
-    def read(self, indices: np.ndarray, decode: Decode | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    def read(self, indices: np.ndarray, decode: Resize | None, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         if decode is None:
             raise UserError("images read from files need a size: give --image-size")
         pictures, kept = [], []
@@ -198,7 +171,7 @@ class DecodedImages(Images):
         with self._opening(index), opened_picture(self.source(index)) as picture:
             return as_rgb(picture)
 
-    def decoded(self, index: int, decode: Decode | None, numbers: np.ndarray) -> np.ndarray:
+    def decoded(self, index: int, decode: Resize | None, numbers: np.ndarray) -> np.ndarray:
         """Pixels (H, W, 3) of one image, resized by `decode` if it is given; an error names the file."""
         picture = self.open(index)
         with self._opening(index):
@@ -221,42 +194,46 @@ class DecodedImages(Images):
 
 @dataclass(frozen=True, kw_only=True)
 class FileImages(DecodedImages):
-    """Images in one file each.
-
-    Args:
-        root: the folder the paths are relative to.
-        paths: one path per image.
-    """
+    """Images in one file each; the paths (N,) are relative to the folder `root`."""
 
     root: Path
     paths: np.ndarray = field(repr=False)
     per_image: ClassVar[tuple[str, ...]] = ("paths",)
+
+    @classmethod
+    def of(
+        cls, paths: Sequence[str], labels: np.ndarray, class_names: tuple[str, ...], root: Path, skip_broken: bool
+    ) -> FileImages:
+        """Images at paths from a file, which are checked."""
+        settings = {"class_names": class_names, "skip_broken": skip_broken, "root": root}
+        return cls(labels=torch.from_numpy(labels), paths=as_paths(paths), **settings)  # type: ignore[arg-type]
 
     def path(self, index: int) -> Path:
         return self.root / str(self.paths[index])
 
     def missing(self) -> list[int]:
         """Images whose files do not exist."""
-        return [index for index in range(len(self)) if _size(self.path(index)) < 0]
+        return [index for index in range(len(self)) if file_state(self.path(index))[1] < 0]
 
     def source(self, index: int) -> Path:
         return regular_file(self.path(index))
 
     def _samples(self) -> bytes:
-        return "\0".join(f"{path} {_size(self.root / str(path))}" for path in self.paths).encode(errors="replace")
+        sized = (f"{path} {file_state(self.root / str(path))[1]}" for path in self.paths)
+        return "\0".join(sized).encode(errors="replace")
 
     def state(self) -> bytes:
         return json.dumps([file_state(self.path(index)) for index in range(len(self))]).encode()
 
 
 def as_paths(paths: Sequence[str]) -> np.ndarray:
-    """Paths (N,) as an array; no system has a path with a NUL, or of more than `MOST_PATH` characters."""
+    """Paths (N,) as an array; no system has a path with a NUL, or of more than `MAX_PATH` characters."""
     for row, path in enumerate(paths):
-        if "\0" in path or len(path) > MOST_PATH:
+        if "\0" in path or len(path) > MAX_PATH:
             raise UserError(f"image {row}, {path[:40]!r}…, cannot be a path: it has a NUL or {len(path):,} characters")
     # Every entry of an array of text takes as much memory as the longest.
     longest = max(map(len, paths), default=0)
-    return np.array(paths, object if 4 * longest * len(paths) > MOST_PATH_BYTES else str)
+    return np.array(paths, object if 4 * longest * len(paths) > MAX_PATH_BYTES else str)
 
 
 def regular_file(path: Path) -> Path:
@@ -267,20 +244,15 @@ def regular_file(path: Path) -> Path:
 
 
 def file_state(path: Path) -> tuple[str, int, int, int]:
-    """Path, size and times of a file; the time of its last change of any kind (ctime) cannot be set by users."""
+    """Path, size and times of a file; the size of a missing file is -1: reading it raises the error.
+
+    The time of its last change of any kind (ctime) cannot be set by users.
+    """
     try:
         status = path.stat()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # a path with a NUL is the latter
         return str(path.absolute()), -1, 0, 0
     return str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _size(path: Path) -> int:
-    """Size of a file in bytes, -1 if it is missing; reading it raises the error."""
-    try:
-        return path.stat().st_size
-    except (OSError, ValueError):  # a path with a NUL is the latter
-        return -1
 
 
 def require_readable(images: DecodedImages, broken: Sequence[int]) -> None:

@@ -10,25 +10,26 @@ Buda et al., A systematic study of the class imbalance problem, Neural Networks 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from longtail.errors import UserError, choose, whole_number
 
-PROFILES = ("exp", "step", "none")
 TEST_ORDERS = ("forward", "backward")
 
 
-def long_tail_counts(num_classes: int, largest: int, factor: float, profile: str = "exp") -> np.ndarray:
+def long_tail_counts(
+    num_classes: int, largest: int, factor: float, profile: Literal["exp", "step"] = "exp"
+) -> np.ndarray:
     """Images per class, head to tail, (K,) int64.
 
     >>> long_tail_counts(10, 5000, 100).tolist()
     [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
     """
-    choose("profile", profile, PROFILES)
     if not factor >= 1:
         raise UserError(f"the imbalance factor is n_max / n_min and must be at least 1, not {factor}")
-    if profile == "none" or num_classes == 1:
+    if num_classes == 1:
         return np.full(num_classes, largest)
     if profile == "step":
         tail = np.arange(num_classes) >= num_classes // 2
@@ -65,8 +66,6 @@ def validation_indices(
     Of each class `round(fraction * n)` images are held out, at least one if the class has two, and at least one
     stays. With `only_head` this applies to the larger half of the classes; the others keep all their images.
     """
-    if not 0 < fraction < 1:
-        raise UserError(f"the validation fraction must lie between 0 and 1, not {fraction}")
     held_out = []
     classes, sizes = np.unique(labels, return_counts=True)
     if only_head:

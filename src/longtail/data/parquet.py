@@ -20,25 +20,25 @@ import numpy as np
 import torch
 
 from longtail.config import DataConfig
-from longtail.data.csv_files import splits_by_column
-from longtail.data.images import DecodedImages, FileImages, as_paths, file_state, regular_file
-from longtail.data.splits import ReadSplits
+from longtail.data.images import DecodedImages, FileImages, file_state, regular_file
 from longtail.data.tables import (
     PATH_COLUMNS,
     SPLIT_COLUMN,
     SPLITS,
-    ColumnNames,
-    Columns,
+    ClassNames,
+    ReadSplits,
+    Table,
     Where,
     labels_of_names,
     labels_of_numbers,
     named_columns,
+    read_splits,
     split_of,
     splits_of,
 )
 from longtail.errors import UserError
 from longtail.files.atomic import cache_folder, locked, replacing
-from longtail.files.reading import MOST_RATIO, MOST_UNPACKED, expanded, reading, require_file
+from longtail.files.reading import MAX_RATIO, MAX_UNPACKED, expanded, reading, require_file
 
 MAX_ROWS = 1 << 20  # and one more for each byte of the file: an image takes more
 COPIED_ROWS = 256  # at a time
@@ -47,34 +47,38 @@ IMAGE_COLUMNS = ("image", "img", "picture", "images", *PATH_COLUMNS)
 KIND = "a whole Parquet file"
 
 
-def max_unpacked_bytes(file: Path) -> int:
-    """What a file may unpack to: images and words compress little."""
-    return MOST_UNPACKED + MOST_RATIO * require_file(file)
+def pyarrow_parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError("Parquet files need pyarrow: pip install 'longtail[parquet]'") from error
+    return parquet
 
 
-def require_plausible(metadata: Any, file: Path) -> int:
-    """Refuse a file that states more rows or bytes than it can hold; returns the bytes of its largest row group."""
-    if metadata.num_rows > MAX_ROWS + require_file(file):
-        raise UserError(f"{file} would unpack to {metadata.num_rows:,} rows, far more than it holds; it is not read")
-    sizes = [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
-    if sum(sizes) > max_unpacked_bytes(file):
-        raise UserError(f"{file} would unpack to {sum(sizes):,} bytes, far more than it holds; it is not read")
-    return max(sizes, default=0)
+def open_parquet(path: Path) -> tuple[Any, int, int]:
+    """A file that states no more rows and bytes than it can hold, and the bytes of its largest row group.
+
+    Also the most bytes that it may unpack to: images and words compress little.
+    """
+    size = require_file(path)  # opening a pipe could wait for ever
+    with reading(path, KIND):
+        file = pyarrow_parquet().ParquetFile(path)
+        rows, most = file.metadata.num_rows, MAX_UNPACKED + MAX_RATIO * size
+        groups = [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
+    if rows > MAX_ROWS + size:
+        raise UserError(f"{path} would unpack to {rows:,} rows, far more than it holds; it is not read")
+    if sum(groups) > most:
+        raise UserError(f"{path} would unpack to {sum(groups):,} bytes, far more than it holds; it is not read")
+    return file, max(groups, default=0), most
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetImages(DecodedImages):
-    """Images in a column of Parquet files.
-
-    Args:
-        files: in this order.
-        column: name of the column with the images.
-        lines: row of each image, counted over all files.
-    """
+    """Images in a column of Parquet files."""
 
     files: tuple[Path, ...]
     column: str
-    lines: np.ndarray = field(repr=False)
+    lines: np.ndarray = field(repr=False)  # row of each image, counted over all files
     per_image: ClassVar[tuple[str, ...]] = ("lines",)
 
     def path(self, index: int) -> Path:
@@ -88,12 +92,11 @@ class ParquetImages(DecodedImages):
         return file / f"row {row}"
 
     def _samples(self) -> bytes:
-        sizes = [(file.name, file.stat().st_size) for file in self.files]
-        return json.dumps([sizes, self.column]).encode() + self.lines.astype(np.int64).tobytes()
+        return self.state([(file.name, file.stat().st_size) for file in self.files])
 
-    def state(self) -> bytes:
-        states = [file_state(file) for file in self.files]
-        return json.dumps([states, self.column]).encode() + self.lines.astype(np.int64).tobytes()
+    def state(self, files: list[Any] | None = None) -> bytes:
+        described = json.dumps([files or [file_state(file) for file in self.files], self.column])
+        return described.encode() + self.lines.astype(np.int64).tobytes()
 
     def source(self, index: int) -> Path | BytesIO:
         cell = _copied(self.files, self.column)[int(self.lines[index])].as_py()
@@ -101,14 +104,6 @@ class ParquetImages(DecodedImages):
         if content is None and name:
             return regular_file(self.path(index).parent.parent / str(name))
         return BytesIO(content or b"")
-
-
-def pyarrow_parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise UserError("Parquet files need pyarrow: pip install 'longtail[parquet]'") from error
-    return parquet
 
 
 @lru_cache(maxsize=8)
@@ -129,14 +124,12 @@ def _copied(files: tuple[Path, ...], column: str) -> Any:
 def _copy(files: tuple[Path, ...], column: str, out: Path) -> None:
     import pyarrow as pa
 
-    parquet = pyarrow_parquet()
-    schema = pa.schema([parquet.read_schema(files[0]).field(column)])
+    schema = pa.schema([pyarrow_parquet().read_schema(files[0]).field(column)])
     with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for file in files:
+            table, largest, left = open_parquet(file)
+            rows = min(max(COPIED_BYTES // max(largest, 1), 1), COPIED_ROWS)
             with reading(file, KIND):
-                table = parquet.ParquetFile(file)
-                largest = require_plausible(table.metadata, file)
-                rows, left = min(max(COPIED_BYTES // max(largest, 1), 1), COPIED_ROWS), max_unpacked_bytes(file)
                 for batch in table.iter_batches(rows, columns=[column]):
                     left -= batch.nbytes
                     if left < 0:
@@ -144,49 +137,23 @@ def _copy(files: tuple[Path, ...], column: str, out: Path) -> None:
                     writer.write_batch(batch.cast(schema))
 
 
-def parquet_files(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """Split → its files below a folder or its `data` folder: `train-00000-of-00002.parquet`, …
-
-    Files that name no split are for training.
-    """
-    files = sorted([*folder.glob("*.parquet"), *(folder / "data").glob("*.parquet")])
-    of_split: dict[str, tuple[Path, ...]] = {}
-    for file in files:
-        if split := _split_named(file):
-            of_split[split] = (*of_split.get(split, ()), file)
-    return of_split or {"train": tuple(files)}
-
-
-def read_parquet(
-    files: Sequence[Path],
-    *,
-    root: Path | None = None,
-    class_names: tuple[str, ...] | None = None,
-    columns: ColumnNames | None = None,
-    skip_broken: bool = False,
-) -> DecodedImages:
+def read_parquet(files: Sequence[Path], root: Path, config: DataConfig, class_names: ClassNames | None = None) -> Table:
     """Images of Parquet files, or the images that they name; class names are those in the files, unless given.
 
-    Paths are relative to `root` (default: the folder of the first file).
+    Paths are relative to `root`.
     """
-    return _read(files, root, class_names, columns or ColumnNames(), skip_broken)[0]
-
-
-def _read(
-    files: Sequence[Path], root: Path | None, class_names: tuple[str, ...] | None, given: ColumnNames, skip_broken: bool
-) -> tuple[DecodedImages, Columns, np.ndarray | None]:
-    """The images, the columns that hold them, and the split of each row where a column names it, (N,)."""
-    columns = [_columns(file, given) for file in files]
-    image, label = columns[0].names or ("", "")
+    require_file(files[0])
+    with reading(files[0], KIND):
+        schema = pyarrow_parquet().read_schema(files[0])
+    image, label = (schema.names[column] for column in named_columns(schema.names, config, files[0], IMAGE_COLUMNS))
 
     def where(row: int) -> str:
         return f"{files[0].parent}, row {row}"
 
-    values = _cells(files, [of_file.names[1] for of_file in columns if of_file.names])
+    values = _cells(files, label)
     if len(values) == 0:
         raise UserError(f"{files[0]} has no rows")
     with reading(files[0], KIND):
-        schema = pyarrow_parquet().read_schema(files[0])
         class_names = class_names or hub_class_names(schema, label)
     if values.dtype.kind in "iu":
         labels, names = labels_of_numbers(values, class_names, where)
@@ -194,20 +161,25 @@ def _read(
         labels, names = labels_of_names(values.tolist(), class_names, where)
     else:
         raise UserError(f"{files[0]} has labels that are neither whole numbers nor names, or some are missing")
-    common: dict[str, Any] = {"labels": torch.from_numpy(labels), "class_names": names, "skip_broken": skip_broken}
     images: DecodedImages
     if _is_text(schema.field(image).type):
-        paths = _words(_cells(files, [image] * len(files)), where, "path")
-        images = FileImages(**common, root=root or files[0].parent, paths=as_paths(paths))
+        paths = _words(files, image, where, "path")
+        images = FileImages.of(paths, labels, names, root, config.skip_broken)
     else:
-        images = ParquetImages(**common, files=tuple(files), column=image, lines=np.arange(len(values)))
+        images = ParquetImages(
+            labels=torch.from_numpy(labels),
+            class_names=names,
+            skip_broken=config.skip_broken,
+            files=tuple(files),
+            column=image,
+            lines=np.arange(len(values)),
+        )
     if SPLIT_COLUMN not in schema.names:
-        return images, columns[0], None
-    splits = _words(_cells(files, [SPLIT_COLUMN] * len(files)), where, "split")
-    return images, columns[0], splits_of(splits, where)
+        return Table(images, (image, label))
+    return Table(images, (image, label), splits_of(_words(files, SPLIT_COLUMN, where, "split"), where))
 
 
-def paths_of_parquet(file: Path) -> list[str]:
+def paths_in_parquet(file: Path) -> list[str]:
     """The paths in a Parquet file of images, with or without labels."""
     with reading(file, KIND):
         schema = pyarrow_parquet().read_schema(file)
@@ -215,14 +187,7 @@ def paths_of_parquet(file: Path) -> list[str]:
     named = [name for usual in PATH_COLUMNS for name in texts if name.lower() == usual]
     if not named and len(texts) != 1:
         raise UserError(f"{file} has no column 'path' of paths (columns: {', '.join(schema.names)[:200]})")
-    column = named[0] if named else texts[0]
-    return _words(_cells([file], [column]), lambda row: f"{file}, row {row}", "path")
-
-
-def _columns(file: Path, given: ColumnNames) -> Columns:
-    require_file(file)
-    with reading(file, KIND):
-        return named_columns(pyarrow_parquet().read_schema(file).names, given, file, IMAGE_COLUMNS)
+    return _words([file], (named or texts)[0], lambda row: f"{file}, row {row}", "path")
 
 
 def _is_text(kind: Any) -> bool:
@@ -232,22 +197,22 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(inner) or types.is_large_string(inner))
 
 
-def _words(values: np.ndarray, where: Where, what: str) -> list[str]:
-    """Cells that must all be text."""
+def _words(files: Sequence[Path], column: str, where: Where, what: str) -> list[str]:
+    """A column whose cells must all be text."""
+    values = _cells(files, column)
     for row, value in enumerate(values):
         if not isinstance(value, str) or not value or "\0" in value:
             raise UserError(f"{where(row)}: expected a {what}, found {str(value)[:80]!r}")
     return [str(value) for value in values]
 
 
-def _cells(files: Sequence[Path], columns: Sequence[str]) -> np.ndarray:
-    """One column of each file, (N,): numbers, or names; each different name is stored once."""
+def _cells(files: Sequence[Path], column: str) -> np.ndarray:
+    """A column of all files, (N,): numbers, or names; each different name is stored once."""
     arrays = []
-    for file, column in zip(files, columns, strict=True):
+    for file in files:
+        open_parquet(file)
         with reading(file, KIND):
-            parquet = pyarrow_parquet()
-            require_plausible(parquet.ParquetFile(file).metadata, file)
-            table = parquet.read_table(file, columns=[column], read_dictionary=[column])
+            table = pyarrow_parquet().read_table(file, columns=[column], read_dictionary=[column])
             for chunk in table.column(0).chunks:
                 if hasattr(chunk, "dictionary"):
                     words = np.array([*chunk.dictionary.to_pylist(), None], object)
@@ -260,27 +225,32 @@ def _cells(files: Sequence[Path], columns: Sequence[str]) -> np.ndarray:
 
 def read_parquet_splits(config: DataConfig, root: Path) -> ReadSplits:
     """The files that were given, or train-*.parquet, … in the root folder; or one table with a column `split`."""
-    files = parquet_files(root) if not config.train_list else {}
-    if config.train_list and _split_named(expanded(config.train_list)) == "train":
-        files = parquet_files(expanded(config.train_list).parent)
-    for name, given in zip(SPLITS, (config.train_list, config.validation_list, config.test_list), strict=True):
+    train = expanded(config.train_list) if config.train_list else None
+    folder = root if train is None else train.parent if _split_named(train) == "train" else None
+    files = _files_by_split(folder) if folder else {}
+    for split, given in zip(SPLITS, (config.train_list, config.validation_list, config.test_list), strict=True):
         if given:
-            files[name] = (expanded(given),)
+            files[split] = (expanded(given),)
     if not files.get("train"):
         raise UserError(f"no training images in {root}; expected {root}/train-*.parquet, or give --train-list FILE")
-    column_names = ColumnNames(config.path_column, config.label_column)
-    train, columns, split = _read(files["train"], root, None, column_names, config.skip_broken)
-    if split is not None and (split != "train").any():
-        others = [of_split[0] for name, of_split in files.items() if name != "train"]
-        return splits_by_column(train, split, _called(files["train"]), columns, others)
-    held_out = {
-        name: _read(of_split, root, train.class_names, column_names, config.skip_broken)[0]
-        for name, of_split in files.items()
-        if name != "train"
-    }
-    names_on_disk = {name: _called(of_split) for name, of_split in files.items()}
-    names_on_disk["train"] = columns.describe(names_on_disk["train"])
-    return ReadSplits(train, held_out.get("validation"), held_out.get("test"), names_on_disk)
+    return read_splits(
+        files,
+        lambda of_split, class_names: read_parquet(of_split, root, config, class_names),
+        lambda of_split: of_split[0].name + (f" and {len(of_split) - 1} more" if len(of_split) > 1 else ""),
+    )
+
+
+def _files_by_split(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Split → its files below a folder or its `data` folder: `train-00000-of-00002.parquet`, …
+
+    Files that name no split are for training.
+    """
+    files = sorted([*folder.glob("*.parquet"), *(folder / "data").glob("*.parquet")])
+    of_split: dict[str, tuple[Path, ...]] = {}
+    for file in files:
+        if split := _split_named(file):
+            of_split[split] = (*of_split.get(split, ()), file)
+    return of_split or {"train": tuple(files)}
 
 
 def _split_named(file: Path) -> str | None:
@@ -288,11 +258,7 @@ def _split_named(file: Path) -> str | None:
     return split_of(re.split(r"[-_.]", file.name, maxsplit=1)[0])
 
 
-def _called(files: Sequence[Path]) -> str:
-    return files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
-
-
-def hub_class_names(schema: Any, label: str) -> tuple[str, ...] | None:
+def hub_class_names(schema: Any, label: str) -> ClassNames | None:
     """The names that the `datasets` library writes beside a column of class labels."""
     details = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = details.get("info", {}).get("features", {})

@@ -22,13 +22,8 @@ from longtail.metrics.table import SCORES
 from longtail.runs.folder import Run, write_model
 from longtail.runs.prediction import in_words
 from longtail.runs.record import CALIBRATION_FILE, METRICS_FILE, MODEL_FILE, RUN_FILE, read_journal, scores_in
-from longtail.tasks.calibration import (
-    OWN_FILES,
-    ScoresFile,
-    fitted_value,
-    read_calibration,
-    read_scores,
-)
+from longtail.tasks.calibration import OWN_FILES, ScoresFile, fitted_value, read_calibration, read_scores
+from longtail.tasks.tables import markdown_table
 
 SHOWN_CLASSES = 100
 
@@ -88,7 +83,7 @@ def _method(run: Run) -> str:
         f"## Method\n\nStage one: {method.title} ({method.paper}), {config.backbone}, {length}, batch "
         f"{config.batch_size}, {config.optimizer}, learning rate {config.lr:g}, seed {config.seed}."
     )
-    if config.train == "head":
+    if run.is_frozen:
         text = f"## Method\n\nStage one: {config.backbone}, frozen; its head is Probe, fitted on the features."
     if library_of(config.backbone) or config.train != "all":
         start = "given" if config.weights else "published" if config.pretrained else "random"
@@ -110,17 +105,15 @@ def _method(run: Run) -> str:
 
 
 def _scores(run: Run, measured: list[tuple[str, str, dict[str, Any]]]) -> str:
-    headings = [score.heading for score in SCORES.values()]
-    header = "| split | model | " + " | ".join(headings) + " |\n|---|---|" + "---:|" * len(headings)
-    rows = [_row(*row) for row in measured]
-    if not rows:
+    if not measured:
         return "## Scores\n\nNot measured yet: `longtail evaluate` measures them."
+    rows = [
+        [split, model, *(one.show(scores.get(key)) for key, one in SCORES.items())] for split, model, scores in measured
+    ]
+    table = markdown_table(["split", "model", *(score.heading for score in SCORES.values())], rows)
     plain = ", ".join(score.heading for score in SCORES.values() if not score.in_percent)
-    legend = (
-        f"Per cent, but {plain}. Classes with more than {MANY} training images are many-shot, with fewer than {FEW} "
-        "few-shot."
-    )
-    return "## Scores\n\n" + "\n".join([header, *rows]) + f"\n\n{legend}{_remarks(run)}"
+    shots = f"Classes with more than {MANY} training images are many-shot, with fewer than {FEW} few-shot."
+    return "\n".join(["## Scores", "", *table, "", f"Per cent, but {plain}. {shots}{_remarks(run)}"])
 
 
 def _remarks(run: Run) -> str:
@@ -138,22 +131,17 @@ def _remarks(run: Run) -> str:
     return text
 
 
-def _row(split: str, model: str, scores: dict[str, Any]) -> str:
-    cells = [score.show(scores.get(name)) for name, score in SCORES.items()]
-    return f"| {split} | {model} | " + " | ".join(cells) + " |"
-
-
 def _measured(run: Run) -> list[tuple[str, str, dict[str, Any]]]:
     """(split, model, scores) in the run's folder; scores of other weights are left out."""
     rows: list[tuple[str, str, dict[str, Any]]] = []
-    own = "calibrated" if run.calibration else "stage one"
+    kind = "calibrated" if run.calibration else "stage one"
     for split in ("validation", "test"):
         both, path = _both(run, split), run.folder / f"metrics-{split}.json"
         alone = read_json(path) if path.is_file() and not both else {}
         if both:
             rows += [(split, "stage one", both.before), (split, "calibrated", both.after)]
         elif alone.get("model") == run.model_identity:
-            rows.append((split, own, alone))
+            rows.append((split, kind, alone))
     if not any(split == "validation" for split, _, _ in rows):
         evaluated = [line.validation for line in read_journal(run.folder / METRICS_FILE) if line.validation]
         rows = [("validation", "stage one", dict(evaluated[-1])), *rows] if evaluated else rows

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
-from longtail.data.decode import ResizeCenterCrop
-from longtail.data.images import Decode, as_array
+from longtail.data.augment import Resize, ResizeCenterCrop
+from longtail.data.images import as_array
 from longtail.data.splits import image_side, statistics
 from longtail.errors import UserError
 from longtail.runs.folder import Run
@@ -35,7 +35,7 @@ class Preparation(nn.Module):
         channels: 3, or 1 for grey.
     """
 
-    def __init__(self, decode: Decode, channels: int) -> None:
+    def __init__(self, decode: Resize, channels: int) -> None:
         super().__init__()
         self.size, self.channels = decode.size, channels
         self.centre = isinstance(decode, ResizeCenterCrop)
@@ -103,11 +103,7 @@ class Deployed(nn.Module):
     std: Tensor
 
     def __init__(
-        self,
-        network: nn.Module,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        preparation: nn.Module | None = None,
+        self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], preparation: nn.Module | None = None
     ) -> None:
         super().__init__()
         self.network = network
@@ -126,7 +122,7 @@ class Deployment:
     network: Deployed
     shape: tuple[int, int, int]
     details: dict[str, Any]
-    decode: Decode | None = None  # how the library resizes images, if resizing is part of the network
+    decode: Resize | None = None  # how the library resizes images, if resizing is part of the network
 
     @classmethod
     def of_run(cls, run: Run, with_preprocessing: bool = False) -> Deployment:

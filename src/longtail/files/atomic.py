@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all, and locks for one writer at a time.
 
-Content is written into a temporary folder beside its target, `.NAME.XXXXXXXX.part`, and renamed at the end. The writer
-holds a lock inside this folder. The operating system releases a lock when its process ends, so the next writer of the
-same target can tell which temporary folders were abandoned by killed processes, and removes them.
+New content is written in the folder `.NAME.part` beside its target and renamed at the end. The writer holds a lock in
+that folder. The operating system releases a lock when its process ends, so the next writer of the same target knows
+that everything it finds there was left by a killed process, and removes it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,30 @@ import json
 import os
 import platform
 import shutil
+import stat
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from glob import escape
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from longtail.errors import UserError
-from longtail.files.reading import require_plain, require_replaceable, resolved
+from longtail.files.reading import require_plain, resolved
 
-LOCK_FILE = ".lock"  # in a folder that a process holds
+LOCK_FILE = ".lock"  # in a folder that a process has locked
 LOCK_SECONDS = 10.0  # to wait for the lock of a folder: by then a process that was killed has ended
 NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOLCK)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-@contextmanager
-def locked(path: Path, timeout: float | None = None) -> Iterator[None]:
+def locked(path: Path, timeout: float | None = None) -> AbstractContextManager[None]:
     """Only one process at a time runs the block for `path`; the others wait, at most `timeout` seconds."""
-    with _lock(path.with_name(f".{path.name}.lock"), timeout):
-        yield
+    return _lock(path.with_name(f".{path.name}.lock"), timeout)
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Lock a folder while the block runs; an error names another holder. A new folder left empty is removed."""
     is_new = not folder.exists()
     try:
@@ -64,7 +60,12 @@ def _lock(file: Path, timeout: float | None) -> Iterator[None]:
         except FileNotFoundError:
             continue  # the last holder has just removed an empty folder
         except Timeout as error:
-            raise UserError(f"{file.parent} is in use by {_holder(file)}; wait until it is done, or stop it") from error
+            holder = ""
+            with suppress(OSError):
+                holder = file.read_text(encoding="utf-8", errors="replace")[:200]
+            raise UserError(
+                f"{file.parent} is in use by {holder or 'another process'}; wait until it is done, or stop it"
+            ) from error
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -83,52 +84,49 @@ def _lock(file: Path, timeout: float | None) -> Iterator[None]:
         lock.release()
 
 
-def _holder(file: Path) -> str:
-    with suppress(OSError):
-        return file.read_text(encoding="utf-8", errors="replace")[:200] or "another process"
-    return "another process"
-
-
 @contextmanager
-def temporary_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path`, removed at the end; folders that killed processes left for `path` are removed first."""
+def _part_folder(path: Path, timeout: float | None = None) -> Iterator[Path]:
+    """The folder of the new content of `path`, locked; what a killed writer left there is removed first.
+
+    At the end the folder is removed, too. If a killed writer has moved the old content of `path` there, it goes back.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(path)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    part = path.with_name(f".{path.name}.part")
+    if part.is_symlink() or part.is_file():
+        part.unlink()
+
+    def clear() -> None:
+        with suppress(OSError):
+            if not path.exists():
+                (part / "old").rename(path)
+        for left in (part / "old", part / "new"):
+            left.unlink() if left.is_symlink() else shutil.rmtree(left, ignore_errors=True)
+
     try:
-        with _lock(folder / LOCK_FILE, None):
-            yield folder
+        with _lock(part / LOCK_FILE, timeout):
+            clear()
+            try:
+                (part / "new").mkdir()
+                yield part
+            finally:
+                clear()
     finally:
-        _discard(folder, path)
+        with suppress(OSError):
+            part.rmdir()  # fails if the next writer has locked it
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed writers of `path` left behind, but nothing that a process is writing now."""
-    for left in _unfinished(path):
-        if left.is_symlink() or not left.is_dir():
-            left.unlink(missing_ok=True)
-            continue
-        with suppress(UserError), _lock(left / LOCK_FILE, 0):  # a lock that is held belongs to a living writer
-            _discard(left, path)
+    """Remove what a killed writer of `path` left behind, but nothing that a process is writing now."""
+    if os.path.lexists(path.with_name(f".{path.name}.part")):
+        with suppress(UserError), _part_folder(path, timeout=0):
+            pass
 
 
-def _unfinished(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f".{escape(path.name)}.*.part"))
-
-
-def _discard(folder: Path, path: Path) -> None:
-    """Remove a temporary folder; the old content of `path` goes back if its replacement was interrupted."""
-    with suppress(OSError):
-        if not path.exists():
-            (folder / "old").rename(path)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def settle(path: Path) -> None:
+def restore_interrupted(path: Path) -> None:
     """Restore a folder whose replacement was interrupted between its two steps."""
-    if not path.exists() and _unfinished(path):
-        with locked(path):
-            remove_unfinished(path)
+    if not path.exists() and path.with_name(f".{path.name}.part").exists():
+        with _part_folder(path):
+            pass
 
 
 @contextmanager
@@ -141,46 +139,37 @@ def writing(path: Path) -> Iterator[None]:
             raise UserError(f"cannot write {path}: {error}") from error
         named = str(error.filename or path)
         where = "" if named == str(path) or ".part" in named else f"{named}: "
-        raise UserError(f"cannot write {path}: {where}{os.strerror(error.errno)}{_space(path, error)}") from error
-
-
-def _space(path: Path, error: OSError) -> str:
-    if error.errno not in NO_SPACE:
-        return ""
-    with suppress(OSError):
-        return f"; {shutil.disk_usage(path.parent).free:,} bytes are free there: make room and run the command again"
-    return "; make room and run the command again"
-
-
-def reserve(file: IO[bytes], size: int, path: Path) -> None:
-    """Reserve the space of a file before it is written: on a full disk, a write to a mapped file kills the process."""
-    try:
-        if hasattr(os, "posix_fallocate") and size:
-            os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
+        reason = error.strerror or os.strerror(error.errno)
         if error.errno in NO_SPACE:
-            raise UserError(f"{path} needs {size:,} bytes: {os.strerror(error.errno)}{_space(path, error)}") from error
-        if error.errno not in CANNOT_RESERVE:
-            raise
-    file.truncate(size)
+            with suppress(OSError):
+                reason += f"; {shutil.disk_usage(path.parent).free:,} bytes are free there"
+            reason += ": make room and run the command again"
+        raise UserError(f"cannot write {path}: {where}{reason}") from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a temporary file; it is renamed to `path` only if the block succeeds."""
+    """Yields the path of a temporary file; it is renamed to `path` only if the block succeeds.
+
+    A folder, a pipe or a device is not replaced: `--out /dev/null` would remove the device.
+    """
     with writing(path):
-        require_replaceable(path)
-        with temporary_folder(path) as folder:
-            temporary = folder / path.name
+        with suppress(FileNotFoundError, NotADirectoryError):  # creating the file shows what is wrong
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
+                raise UserError(f"{path} is a folder; choose the name of a file")
+            if not stat.S_ISREG(mode) or (path.is_symlink() and str(path.readlink()).startswith("/proc/")):
+                raise UserError(f"{path} is a pipe or a device, which a file cannot replace; choose the name of a file")
+        with _part_folder(path) as part:
+            temporary = part / "new" / path.name
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync(path.parent)
 
 
-def require_own(folder: Path, names: Sequence[str], kind: str) -> None:
-    """Refuse to replace a folder that holds files with other names than these, because they would be lost."""
+def require_free(folder: Path, names: Sequence[str], kind: str, *, overwrite: bool) -> None:
+    """Refuse a folder that holds files with other names than these, or any files unless they are to be replaced."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another --out")
     if folder.is_symlink() and not folder.exists():
@@ -191,12 +180,7 @@ def require_own(folder: Path, names: Sequence[str], kind: str) -> None:
         raise UserError(f"{folder} holds files that are not part of {kind} ({others[0]}); choose another --out")
     if folder.is_dir() and Path.cwd().is_relative_to(resolved(folder)):
         raise UserError(f"{folder} is the current folder, which cannot be replaced; choose another --out")
-
-
-def require_free(folder: Path, names: Sequence[str], kind: str, *, overwrite: bool) -> None:
-    """Refuse a folder that holds other files than these, or any files unless they are to be replaced."""
-    require_own(folder, names, kind)
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+    if content and not overwrite:
         raise UserError(f"{folder} exists already; choose another --out or replace it with --overwrite")
 
 
@@ -204,38 +188,21 @@ def require_free(folder: Path, names: Sequence[str], kind: str, *, overwrite: bo
 def replacing_folder(path: Path, names: Sequence[str], kind: str) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; it replaces `path` only if the block succeeds.
 
-    One process at a time writes a folder. A folder that holds files with other names than these is not replaced. `path`
-    is missing for a moment between two renames; `settle` and the next writer restore it if the process is killed there.
+    A folder that holds files with other names than these is not replaced. `path` is missing for a moment between two
+    renames; `restore_interrupted` and the next writer restore it if the process is killed there.
     """
     path = resolved(path)
-    with writing(path), locked(path):
-        remove_unfinished(path)
-        require_own(path, names, kind)
-        with temporary_folder(path) as folder:
-            new = folder / "new"
-            new.mkdir()
-            yield new
-            _sync(new)
-            if path.exists():
-                path.rename(folder / "old")
-            new.rename(path)
-            _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Flush the names in a folder to disk, on systems that can open a folder."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    with writing(path), _part_folder(path) as part:
+        require_free(path, names, kind, overwrite=True)
+        yield part / "new"
+        if path.exists():
+            path.rename(part / "old")
+        (part / "new").rename(path)
 
 
 def write_bytes(path: Path, content: bytes | bytearray) -> Path:
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        reserve(file, len(content), path)
-        file.write(content)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
     return path
 
 

@@ -83,17 +83,12 @@ class Task:
         """Units per second since the task was opened."""
         return (self.done - self.first) / max(time.monotonic() - self._start, 1e-9)
 
-    @property
-    def left(self) -> str:
-        """Time to the end, at the speed so far."""
-        return clock((self.total - self.done) / self.speed) if self.speed else "unknown time"
-
     def describe(self) -> str:
-        note = f"  {self.note}" if self.note else ""
-        return (
-            f"{self.title} {100 * self.done / max(self.total, 1):3.0f} %  {self.speed:.0f} {self.unit}/s"
-            f"  {self.left} left{note}"
-        )
+        """Share that is done, speed, and time to the end at the speed so far."""
+        percent = 100 * self.done / max(self.total, 1)
+        left = clock((self.total - self.done) / self.speed) if self.speed else "unknown time"
+        columns = (f"{self.title} {percent:3.0f} %", f"{self.speed:.0f} {self.unit}/s", f"{left} left", self.note)
+        return "  ".join(filter(None, columns))
 
 
 class Display:
@@ -112,16 +107,13 @@ class Display:
         """A result."""
         self.out.print(table)
 
-    @property
-    def _draws_in_notebook(self) -> bool:
-        """Whether a notebook can show a bar; without this library it would show an empty one."""
-        return find_spec("ipywidgets") is not None
-
     @contextmanager
     def task(self, title: str, total: int, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
         """A progress bar in a terminal or a notebook, a line every few seconds elsewhere."""
         task = Task(self, title, total, done, unit)
-        if self.quiet or not (self._draws_in_notebook if self.error.is_jupyter else sys.stderr.isatty()):
+        # A notebook without ipywidgets would show an empty bar.
+        shows_bar = find_spec("ipywidgets") is not None if self.error.is_jupyter else sys.stderr.isatty()
+        if self.quiet or not shows_bar:
             yield task
             return
         with Progress(*_columns(self.error.width), console=self.error) as bar:

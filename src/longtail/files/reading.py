@@ -9,14 +9,14 @@ import os
 import stat
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from longtail.errors import UserError
 
-MOST_TEXT = 1 << 30  # bytes of a text file: ten million lines of a list, and more
-MOST_UNPACKED, MOST_RATIO = 1 << 28, 50  # bytes that any archive may unpack to, and times its own size beyond that
-MOST_REASON = 160  # characters of a library's error message that are shown
+MAX_TEXT = 1 << 30  # bytes of a text file: ten million lines of a list, and more
+MAX_UNPACKED, MAX_RATIO = 1 << 28, 50  # bytes that any archive may unpack to, and times its size beyond that
+MAX_REASON = 160  # characters of a library's error message that are shown
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 def reason(error: BaseException) -> str:
     """The message of an error as one short line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= MOST_REASON else text[:MOST_REASON] + "…"
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON] + "…"
 
 
 def require_file(path: Path) -> int:
@@ -53,26 +53,26 @@ def require_file(path: Path) -> int:
     return status.st_size
 
 
-def read_bytes(path: Path, kind: str, *, most: int) -> bytes:
-    """The content of a file; raises if it has more than `most` bytes."""
+def read_bytes(path: Path, kind: str, *, max_bytes: int) -> bytes:
+    """The content of a file; raises if it has more bytes than `max_bytes`."""
     size = require_file(path)
-    if size > most:
-        raise UserError(f"{path} is too large to be {kind}: {size:,} bytes, at most {most:,} are read")
+    if size > max_bytes:
+        raise UserError(f"{path} is too large to be {kind}: {size:,} bytes, at most {max_bytes:,} are read")
     with reading(path, kind), path.open("rb") as file:
-        return file.read(size or most)  # a buffer of `most` bytes takes longer than the reading of a usual file
+        return file.read(size or max_bytes)  # a buffer of `max_bytes` takes longer than the reading of a usual file
 
 
 def require_small_archive(path: Path) -> None:
     """Refuse a zip archive that unpacks to far more bytes than it has: arrays of numbers compress little."""
     with zipfile.ZipFile(path) as archive:
-        unpacked = sum(part.file_size for part in archive.infolist())
-    if unpacked > MOST_UNPACKED + MOST_RATIO * path.stat().st_size:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > MAX_UNPACKED + MAX_RATIO * path.stat().st_size:
         raise UserError(f"{path} would unpack to {unpacked:,} bytes, far more than it holds; it is not read")
 
 
-def read_text(path: Path, kind: str, *, most: int = MOST_TEXT) -> str:
+def read_text(path: Path, kind: str, *, max_bytes: int = MAX_TEXT) -> str:
     """The content of a text file in UTF-8, with or without a byte order mark."""
-    content = read_bytes(path, kind, most=most)
+    content = read_bytes(path, kind, max_bytes=max_bytes)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -81,7 +81,9 @@ def read_text(path: Path, kind: str, *, most: int = MOST_TEXT) -> str:
 
 def require_plain(path: Path) -> None:
     """Refuse a link, a pipe or a device where a file of the library should be: it is never written through one."""
-    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+    with suppress(FileNotFoundError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            return
         raise UserError(f"{path} is a link, a pipe or a device, and our files are never written through one; remove it")
 
 
@@ -94,17 +96,5 @@ def expanded(path: Path | str) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """The path without links. Links that lead in a circle stay, so that opening them says so: no exception here."""
+    """The path without links. Unlike `Path.resolve`, it raises no exception for links that lead in a circle."""
     return Path(os.path.realpath(path))
-
-
-def require_replaceable(path: Path) -> None:
-    """Refuse to replace a folder, a pipe or a device by a file: /dev/null would be gone."""
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return  # whoever makes the file says what is in the way
-    if stat.S_ISDIR(mode):
-        raise UserError(f"{path} is a folder; choose the name of a file")
-    if not stat.S_ISREG(mode) or (path.is_symlink() and str(path.readlink()).startswith("/proc/")):
-        raise UserError(f"{path} is a pipe or a device, which a file cannot replace; choose the name of a file")

@@ -1,4 +1,4 @@
-"""JSON files and journals as typed records, with the format version that every file of the library has.
+"""JSON files and journals as typed records, with the format version that every file of the library has; provenance.
 
 A process that is killed while it appends to a journal leaves an incomplete last line. Readers skip this line, and the
 next writer, which holds the lock of the folder, removes it.
@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import platform
+import shlex
+import subprocess
 import sys
 import types
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -19,6 +27,7 @@ from longtail.files.atomic import write_bytes, writing
 from longtail.files.reading import read_bytes, read_text, reason, require_plain
 
 FORMAT = 1
+PACKAGES = ("longtail", "torch", "numpy", "scipy", "scikit-learn", "pillow")
 
 
 class NewerFormat(UserError):
@@ -41,14 +50,14 @@ def format_of(details: dict[str, Any], path: Path) -> int:
 
 
 T = TypeVar("T")
-LARGEST_FILE = 1 << 28  # bytes; far above the size of any JSON file that the library writes
+MAX_BYTES = 1 << 28  # far above the size of any JSON file or journal that the library writes
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; an error names the file and says what is wrong with it."""
-    text = read_text(path, "a file of longtail", most=LARGEST_FILE)
+    text = read_text(path, "a file of longtail", max_bytes=MAX_BYTES)
     try:
-        value = json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{path} is damaged: {reason(error)}") from error
     if not isinstance(value, dict):
@@ -56,14 +65,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def refuse(word: str) -> None:
-    """We write no NaN and no infinity."""
+def _refuse_constant(word: str) -> None:
+    """The library writes no NaN and no infinity."""
     raise ValueError(f"{word} is no number")
 
 
-def as_record(kind: type[T], values: dict[str, Any], path: Path) -> T:
-    """A dataclass from the values of a JSON object; values with other names are ignored."""
-    return _record(kind, values, path, "")
+def as_record(kind: type[T], values: Any, path: Path, name: str = "") -> T:
+    """A dataclass from the values of a JSON object, called `name` in errors; values with other names are ignored."""
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: {name or 'it'} should hold named values, not {_shortened(values)}")
+    hints, fields = _hints(kind), {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        qualified = f"{name}.{field.name}" if name else field.name
+        if field.name in values:
+            fields[field.name] = checked(hints[field.name], values[field.name], path, qualified)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise UserError(f"{path} is damaged: it has no {qualified}")
+    return kind(**fields)
 
 
 def as_typed(kind: Any, values: dict[str, Any], path: Path) -> Any:
@@ -74,35 +92,19 @@ def as_typed(kind: Any, values: dict[str, Any], path: Path) -> Any:
     return {name: checked(hint, values[name], path, name) for name, hint in _hints(kind).items()}
 
 
-def _record(kind: Any, values: Any, path: Path, name: str) -> Any:
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is damaged: {name or 'it'} should hold named values, not {_shortened(values)}")
-    hints, fields = _hints(kind), {}
-    for field in dataclasses.fields(kind):
-        qualified = f"{name}.{field.name}" if name else field.name
-        if field.name in values:
-            fields[field.name] = checked(hints[field.name], values[field.name], path, qualified)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise UserError(f"{path} is damaged: it has no {qualified}")
-    return kind(**fields)
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def checked(hint: Any, value: Any, path: Path, name: str) -> Any:
     """The value, checked against the type of its field."""
     if dataclasses.is_dataclass(hint):
-        return _record(hint, value, path, name)
+        return as_record(hint, value, path, name)  # type: ignore[arg-type]
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
         (required,) = (option for option in inner if option is not type(None))
         return None if value is None else checked(required, value, path, name)
     if kind in (list, tuple) and isinstance(value, list):
-        items = [checked(inner[0], item, path, f"{name}[{number}]") for number, item in enumerate(value)]
-        return kind(items)
+        return kind(checked(inner[0], item, path, f"{name}[{number}]") for number, item in enumerate(value))
     if kind is dict and isinstance(value, dict):
         return {key: checked(inner[1], item, path, f"{name}.{key}") for key, item in value.items()}
     if hint is Any:
@@ -124,12 +126,8 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 40 else text[:40] + "…"
 
 
-MOST_BYTES = 1 << 28
-KIND = "a journal of longtail"
-
-
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one line in a single write."""
+    """Append one line to a journal, in a single write."""
     line = (json.dumps(value) + "\n").encode()
     require_plain(path)
     with writing(path), path.open("ab", buffering=0) as file:
@@ -144,24 +142,56 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a journal; an empty list if the file does not exist."""
-    if not path.exists():
-        return []
-    content = read_bytes(path, KIND, most=MOST_BYTES)
-    return [_parsed(line, number, path) for number, line in enumerate(content.split(b"\n")[:-1], 1)]
+    content = read_bytes(path, "a journal of longtail", max_bytes=MAX_BYTES) if path.exists() else b""
+    values = []
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        with suppress(ValueError, RecursionError):
+            values.append(json.loads(line, parse_constant=_refuse_constant))
+        if len(values) < number or not isinstance(values[-1], dict):
+            raise UserError(f"{path} is damaged: line {number} is not what was written; remove that line")
+    return values
 
 
 def keep_lines(path: Path, kept: list[dict[str, Any]]) -> None:
     """Keep only these lines of a journal; a file that already has exactly these lines is not rewritten."""
     content = "".join(json.dumps(value) + "\n" for value in kept).encode()
-    if path.exists() and read_bytes(path, KIND, most=MOST_BYTES) != content:
+    if path.exists() and read_bytes(path, "a journal of longtail", max_bytes=MAX_BYTES) != content:
         write_bytes(path, content)
 
 
-def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(line, parse_constant=refuse)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: line {number} is not what was written; remove that line")
-    return value
+def versions() -> dict[str, str]:
+    """Python and the packages that results depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def provenance() -> dict[str, str]:
+    """The record that is stored beside a result of this process."""
+    script, *words = sys.argv
+    program = ["longtail"] if Path(script).name in ("longtail", "__main__.py") else ["python", script]
+    return {
+        "command": shlex.join([*program, *words]),
+        "commit": _commit(),
+        "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
+    }
+
+
+def _commit() -> str:
+    """The commit of the source in use, if it is a checkout."""
+    source = Path(__file__).resolve().parents[1]
+    if not (source.parents[1] / ".git").exists():
+        return "none: an installed package"
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=source, capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain", "--", ".") else "")
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -8,15 +8,18 @@ Also conversions between torch and NumPy, and computing in at least single preci
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import mmap
+import os
 import random
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -26,103 +29,75 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from longtail.errors import UserError
-from longtail.files.atomic import replacing, reserve, write_bytes
+from longtail.files.atomic import NO_SPACE, replacing, write_bytes
 from longtail.files.reading import reading, require_file
 
 KIND = "a whole safetensors file"
-DTYPES: dict[str, np.dtype] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+# Types of safetensors → NumPy's; bfloat16 is read as whole numbers.
+TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}
+TYPES |= {"BOOL": "b1", "BF16": "u2"}
+# Changes of a private mapping stay in memory. No memory is reserved for them: a file may be larger than all of it.
+PRIVATE: dict[str, Any] = {"access": mmap.ACCESS_COPY}
+if sys.platform == "linux":
+    MAP_NORESERVE = 0x4000
+    PRIVATE = {"flags": mmap.MAP_PRIVATE | MAP_NORESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
 DIGEST = "xxh3_128"
 NO_DIGEST = "0" * 32
 # The digest follows these bytes in the header: it is in JSON text that is a string of JSON text.
 DIGEST_MARK = f'\\"{DIGEST}\\": \\"'.encode()
 
 
-@dataclass(frozen=True)
-class Header:
-    """The header of a file.
-
-    Args:
-        entries: dtype, shape and data_offsets of each tensor.
-        details: metadata of the writer.
-        digest: digest of the file, if it has one.
-        start: position of the first tensor.
-    """
-
-    entries: dict[str, dict[str, Any]]
-    details: dict[str, Any]
-    digest: str | None
-    start: int
-
-
-def _read_header(path: Path) -> Header:
+def read_details(path: Path, *, check: bool = False) -> dict[str, Any]:
+    """The metadata of the writer, with the digest if there is one; with `check`, raises if it does not match."""
     require_file(path)
     with reading(path, KIND):
-        with safe_open(path, "np"):
-            pass  # the library checks lengths, shapes and offsets against the size of the file
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            entries = json.loads(file.read(length))
-        details = json.loads(entries.pop("__metadata__", {}).get("longtail", "{}"))
+        with safe_open(path, "np") as file:  # the library checks lengths, shapes and offsets against the size
+            details = json.loads((file.metadata() or {}).get("longtail", "{}"))
         if not isinstance(details, dict):
             raise ValueError("its metadata is not a JSON object")
-        details.pop("digests", None)  # one per chunk, in files of earlier versions
-        return Header(entries, details, details.pop(DIGEST, None), 8 + length)
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """The metadata alone."""
-    return _read_header(path).details
-
-
-def has_digest(path: Path) -> bool:
-    """Whether a file holds a digest of its content."""
-    return _read_header(path).digest is not None
+        if check and DIGEST in details and _digest(np.memmap(path, np.uint8, "r"))[1] != details[DIGEST]:
+            raise UserError(f"{path} is damaged: its content is not what was written; delete it and make it again")
+        return details
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], details: dict[str, Any]) -> None:
     """Tensors and metadata as one file, written atomically."""
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    content = bytearray(save(copies, _metadata(details)))
-    _write_digest(np.frombuffer(content, np.uint8))
+    content = bytearray(save(copies, {"longtail": json.dumps({**details, DIGEST: NO_DIGEST})}))
+    where, digest = _digest(np.frombuffer(content, np.uint8))
+    content[where] = digest.encode()
     write_bytes(path, content)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All tensors and the metadata; raises if the digest does not match."""
-    header = _read_header(path)
-    _check_digest(path, header)
+def read_tensors(path: Path, *, check: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file, memory-mapped, and its metadata; with `check`, raises if the digest does not match.
+
+    Changes stay in memory and never reach the file.
+    """
+    details = read_details(path, check=check)
+    details.pop(DIGEST, None)
     with reading(path, KIND):
-        return load_file(path), header.details
+        return load_file(path), details
 
 
 def read(path: Path, *, check: bool = True) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a file, memory-mapped, and its metadata; with `check`, raises if the digest does not match.
-
-    Changes to the arrays stay in memory and never reach the file.
-    """
-    header = _read_header(path)
-    if check:
-        _check_digest(path, header)
+    """The same as arrays, of a file that may be larger than memory; bfloat16, which NumPy lacks, becomes float32."""
+    details = read_details(path, check=check)
+    details.pop(DIGEST, None)
     arrays = {}
-    for name, entry in header.entries.items():
-        kind = entry["dtype"]
-        if kind not in DTYPES and kind != "BF16":
-            raise UserError(f"{path}: {name} is of type {kind}; save it as one of {', '.join(DTYPES)}")
-        with reading(path, KIND):
-            arrays[name] = _map(path, entry, header.start, "c")
-        if kind == "BF16":  # NumPy has no bfloat16; its bytes are the upper half of a float32
-            arrays[name] = (arrays[name].astype(np.uint32) << 16).view(np.float32)
-    return arrays, header.details
+    with reading(path, KIND), path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(length))
+        data = np.frombuffer(mmap.mmap(file.fileno(), 0, **PRIVATE), np.uint8)[8 + length :]
+    entries.pop("__metadata__", None)
+    for name, entry in entries.items():
+        if entry["dtype"] not in TYPES:
+            raise UserError(f"{path}: {name} is of type {entry['dtype']}; save it as one of {', '.join(TYPES)}")
+        array = data[slice(*entry["data_offsets"])].view(TYPES[entry["dtype"]]).reshape(entry["shape"])
+        # The bytes of bfloat16 are the upper half of a float32.
+        arrays[name] = (array.astype(np.uint32) << 16).view(np.float32) if entry["dtype"] == "BF16" else array
+    return arrays, details
 
 
 @contextmanager
@@ -130,71 +105,52 @@ def create(
     path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]], details: dict[str, Any]
 ) -> Iterator[dict[str, np.ndarray]]:
     """A new file of arrays with these shapes, mapped for writing; it appears if the block succeeds."""
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    entries, size = {}, 0
+    entries, size, codes = {}, 0, {kind: code for code, kind in TYPES.items()}
     # The widest types first, so that every array is aligned.
-    for name, (shape, dtype) in sorted(shapes.items(), key=lambda item: -np.dtype(item[1][1]).itemsize):
-        stop = size + math.prod(shape) * np.dtype(dtype).itemsize
-        entries[name] = {"dtype": names[np.dtype(dtype)], "shape": list(shape), "data_offsets": [size, stop]}
+    for name, (shape, dtype) in sorted(shapes.items(), key=lambda item: -item[1][1].itemsize):
+        stop = size + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": codes[dtype.str[1:]], "shape": list(shape), "data_offsets": [size, stop]}
         size = stop
-    text = json.dumps({"__metadata__": _metadata(details), **entries}).encode()
+    metadata = {"longtail": json.dumps({**details, DIGEST: NO_DIGEST})}
+    text = json.dumps({"__metadata__": metadata, **entries}).encode()
     text += b" " * (-len(text) % 8)
     with replacing(path) as temporary:
         with temporary.open("wb") as file:
-            reserve(file, 8 + len(text) + size, path)
+            _reserve(file, 8 + len(text) + size)
             file.write(struct.pack("<Q", len(text)) + text)
-        arrays = {name: _map(temporary, entries[name], 8 + len(text), "r+") for name in shapes}
-        yield arrays
-        _flush(*arrays.values())
-        _write_digest(np.memmap(temporary, np.uint8, "r+"))
+        content = np.memmap(temporary, np.uint8, "r+")
+        data = content[8 + len(text) :]
+        yield {
+            name: data[slice(*entries[name]["data_offsets"])].view(dtype).reshape(shape)
+            for name, (shape, dtype) in shapes.items()
+        }
+        where, digest = _digest(content)
+        content[where] = np.frombuffer(digest.encode(), np.uint8)
+        content.flush()
 
 
-def _metadata(details: dict[str, Any]) -> dict[str, str]:
-    return {"longtail": json.dumps({**details, DIGEST: NO_DIGEST})}
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Reserve the space of a file before it is mapped: on a full disk, a write to a mapped file kills the process."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise OSError(error.errno, f"{os.strerror(error.errno)} ({size:,} bytes are needed)") from error
+        if error.errno not in CANNOT_RESERVE:
+            raise
+    file.truncate(size)
 
 
-def _map(path: Path, entry: dict[str, Any], start: int, mode: Any) -> np.ndarray:
-    dtype, shape = DTYPES.get(entry["dtype"], np.dtype(np.uint16)), tuple(entry["shape"])
-    if math.prod(shape) == 0:  # an empty array cannot be mapped
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype, mode, start + entry["data_offsets"][0], shape)
-
-
-def _flush(*arrays: np.ndarray) -> None:
-    for array in arrays:
-        if isinstance(array, np.memmap):
-            array.flush()
-
-
-def _digest_slice(content: np.ndarray) -> slice:
-    """The bytes of the file that hold the digest."""
+def _digest(content: np.ndarray) -> tuple[slice, str]:
+    """The bytes of a file that hold its digest, and the digest of the file before it was written there."""
     (length,) = struct.unpack("<Q", content[:8].tobytes())
-    begin = 8 + content[8 : 8 + length].tobytes().index(DIGEST_MARK) + len(DIGEST_MARK)
-    return slice(begin, begin + len(NO_DIGEST))
-
-
-def _digest(content: np.ndarray, where: slice) -> str:
-    """The digest of a file as it was before its digest was written."""
-    digest = xxhash.xxh3_128(content[: where.start].data)
+    start = 8 + content[8 : 8 + length].tobytes().index(DIGEST_MARK) + len(DIGEST_MARK)
+    stop = start + len(NO_DIGEST)
+    digest = xxhash.xxh3_128(content[:start].data)
     digest.update(NO_DIGEST.encode())
-    digest.update(content[where.stop :].data)
-    return digest.hexdigest()
-
-
-def _write_digest(content: np.ndarray) -> None:
-    where = _digest_slice(content)
-    content[where] = np.frombuffer(_digest(content, where).encode(), np.uint8)
-    _flush(content)
-
-
-def _check_digest(path: Path, header: Header) -> None:
-    if header.digest is None:
-        return
-    with reading(path, KIND):
-        content = np.memmap(path, np.uint8, "r")
-        matches = _digest(content, _digest_slice(content)) == header.digest
-    if not matches:
-        raise UserError(f"{path} is damaged: its content is not what was written; delete the file and make it again")
+    digest.update(content[stop:].data)
+    return slice(start, stop), digest.hexdigest()
 
 
 def single_at_least(values: Tensor) -> Tensor:
@@ -202,17 +158,12 @@ def single_at_least(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU, detached, in a type that NumPy supports."""
-    tensor = tensor.detach().cpu()
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-
-
 def as_array(values: Any) -> np.ndarray:
     """Tensors and lists as arrays; arrays, also memory-mapped ones, are returned unchanged."""
-    if isinstance(values, np.ndarray):
-        return values
-    return plain(values).numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if not isinstance(values, Tensor):
+        return np.asanyarray(values)
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def writable(values: np.ndarray | Tensor) -> Tensor:

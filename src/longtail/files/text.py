@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
+import io
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from longtail.errors import choose
@@ -84,15 +87,16 @@ def table_cell(text: str) -> str:
     two\\nlines, a\\ttab
     """
     plain = visible(text).replace("\n", "\\n").replace("\t", "\\t")
-    return f"'{plain}" if plain.lstrip()[:1] in tuple("=+-@") and not _is_number(plain) else plain
+    return f"'{plain}" if plain.lstrip()[:1] in tuple("=+-@") and not isinstance(_value(plain), int | float) else plain
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The text of a CSV file, every cell of text as `table_cell` writes it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([table_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def parse_options(options: dict[str, str], *functions: Callable[..., object]) -> dict[str, object]:
@@ -114,11 +118,7 @@ def taken_by(options: dict[str, object], function: Callable[..., object]) -> dic
 def _value(text: str) -> object:
     """The value of a word: a number, True or False, None, or the word itself."""
     words: dict[str, object] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
+    for convert in (lambda word: words[word.lower()], int, float):
+        with suppress(KeyError, ValueError):
+            return convert(text)
     return text

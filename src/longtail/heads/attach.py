@@ -31,16 +31,11 @@ class OutputPath:
         names = ".".join(str(key) for _, key in self.steps)
         return f"the entry {names!r} of its output" if names else "its output"
 
-    def read(self, output: Any) -> Any:
-        """The value at this path."""
-        for kind, key in self.steps:
-            output = output[key] if kind == "entry" else getattr(output, key)
-        return output
-
     def logits(self, output: Any) -> Tensor:
         """The logits (N, K) at this path, without trailing dimensions of size 1; of one logit per sample (N, 1)."""
-        value: Tensor = self.read(output)
-        return value.reshape(len(value), -1)
+        for kind, key in self.steps:
+            output = output[key] if kind == "entry" else getattr(output, key)
+        return output.reshape(len(output), -1)
 
     def replaced(self, output: Any, logits: Tensor) -> Any:
         """A copy of the output with other logits (N, K) at this path."""
@@ -92,19 +87,19 @@ def _tensors(output: Any, depth: int = 3) -> list[tuple[OutputPath, Tensor]]:
     """The tensors in an output."""
     if isinstance(output, Tensor):
         return [(OutputPath(), output)]
-    steps: list[Step] = []
+    inside: list[tuple[Step, Any]] = []
     if isinstance(output, Mapping):
-        steps = [("entry", key) for key in output]
+        inside = [(("entry", key), value) for key, value in output.items()]
     elif isinstance(output, tuple | list):
-        steps = [("entry", number) for number in range(len(output))]
+        inside = [(("entry", number), value) for number, value in enumerate(output)]
     elif hasattr(output, LOGITS):
-        steps = [("attribute", LOGITS)]
+        inside = [(("attribute", LOGITS), getattr(output, LOGITS))]
     elif is_dataclass(output):
-        steps = [("attribute", name) for name in vars(output)]
+        inside = [(("attribute", name), value) for name, value in vars(output).items()]
     return [
-        (OutputPath((step, *path.steps)), value)
-        for step in (steps if depth else ())
-        for path, value in _tensors(OutputPath((step,)).read(output), depth - 1)
+        (OutputPath((step, *path.steps)), tensor)
+        for step, value in (inside if depth else ())
+        for path, tensor in _tensors(value, depth - 1)
     ]
 
 

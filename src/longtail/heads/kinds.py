@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from longtail.errors import number
 from longtail.files.tensors import without_autocast
-from longtail.heads.layers import guess_head, layer_of_zeros
+from longtail.heads.fold import head_of, linear_layer
 
 SHORTEST = 1e-6  # shorter vectors are not stretched to length 1: no division by zero, no exploding gradient
 
@@ -100,7 +100,8 @@ class DisAlignHead(nn.Module):
 
     def __init__(self, in_features: int, num_classes: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.classifier = layer_of_zeros(nn.Linear, in_features, num_classes, bias=bias)
+        zeros = torch.zeros(num_classes)
+        self.classifier = linear_layer(torch.zeros(num_classes, in_features), zeros if bias else None)
         self.scale = nn.Parameter(torch.ones(num_classes))
         self.shift = nn.Parameter(torch.zeros(num_classes))
         self.confidence_weight = nn.Parameter(torch.zeros(in_features))
@@ -116,21 +117,18 @@ class SigmoidHead(nn.Module):
 
     def __init__(self, in_features: int, num_classes: int) -> None:
         super().__init__()
-        self.classifier = layer_of_zeros(nn.Linear, in_features, num_classes)
+        self.classifier = linear_layer(torch.zeros(num_classes, in_features), torch.zeros(num_classes))
 
     def forward(self, features: Tensor) -> Tensor:
         return F.logsigmoid(self.classifier(features))
 
 
 SAVED_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
-    "Linear": nn.Linear,
-    "DisAlignHead": DisAlignHead,
-    "SigmoidHead": SigmoidHead,
+    kind.__name__: kind for kind in (nn.Linear, DisAlignHead, SigmoidHead)
 }
 
 
-def saved_head(model: nn.Module) -> nn.Module:
-    """The head of a model, features (N, D) to logits (N, K): a linear layer, or a `SAVED_HEADS` module around it."""
-    path = guess_head(model)
-    around = model.get_submodule(path.rpartition(".")[0])
-    return around if type(around).__name__ in SAVED_HEADS else model.get_submodule(path)
+def saved_head(network: nn.Module) -> nn.Module:
+    """The head of a network of this library: a `SAVED_HEADS` module, features (N, D) to logits (N, K)."""
+    head = network.get_submodule("head")
+    return head if type(head).__name__ in SAVED_HEADS else head_of(network)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from longtail.integrations.training import Calibration
+from longtail.integrations import Calibration
 
 
 class CalibrateCallback(Calibration, Callback):

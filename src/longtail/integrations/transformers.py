@@ -13,9 +13,10 @@ from longtail.errors import UserError
 from longtail.exports.card import CARD_FILE, front_matter, push_to_hub
 from longtail.files.atomic import replacing_folder, write_text
 from longtail.files.text import markdown_text
-from longtail.integrations.training import Calibration
+from longtail.integrations import Calibration
 from longtail.metrics.scores import Metrics
 from longtail.metrics.table import SCORES
+from longtail.tasks.tables import markdown_table
 
 __all__ = ["CalibrateCallback", "push_to_hub", "save_pretrained"]
 
@@ -84,9 +85,8 @@ def _card(
     measured = {} if scores is None else {key: getattr(scores, key) for key in SCORES}
     results = [(split, measured)] if measured else []
     fields = front_matter(name, results, library="transformers", license=license, datasets=datasets)
-    table = [f"| {SCORES[key].heading} | {SCORES[key].show(value)} |" for key, value in measured.items()]
-    if table:
-        table = [f"| score, {markdown_text(split)} images | value |", "|---|---:|", *table, ""]
+    rows = [[SCORES[key].heading, SCORES[key].show(value)] for key, value in measured.items()]
+    table = [*markdown_table([f"score, {markdown_text(split)} images", "value"], rows), ""] if rows else []
     load = ["```python", f"from transformers import {kind}", "", f'model = {kind}.from_pretrained(".")', "```"]
     title = f"# {markdown_text(name)}: {kind}, calibrated for long-tailed classes"
     return "\n".join([fields, "", title, "", *table, *load]) + "\n"

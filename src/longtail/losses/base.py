@@ -58,7 +58,7 @@ class Loss(nn.Module):
         return total / ((~ignored).sum() if weights is None else weights.masked_fill(ignored, 0).sum())
 
     def extra_repr(self) -> str:
-        """The loss's own settings, and settings of `nn.CrossEntropyLoss` that differ from the default."""
+        """The settings of the loss, and settings of `nn.CrossEntropyLoss` that differ from the default."""
         shown = [] if self.num_classes is None else [f"num_classes={self.num_classes}"]
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, None)

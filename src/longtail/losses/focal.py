@@ -1,7 +1,7 @@
 """Focal loss: samples that are already classified well have less weight.
 
     softmax:  mean_i (1 - p_{y_i})^gamma * CE_i
-    sigmoid:  mean_i sum_k (1 - p_ik)^gamma * BCE_ik,    p_ik the probability of the right answer for class k
+    sigmoid:  mean_i sum_k (1 - p_ik)^gamma * BCE_ik,    p_ik the probability of the true label of class k
 
 With gamma 0 it is cross-entropy.
 

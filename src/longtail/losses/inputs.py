@@ -115,10 +115,10 @@ def check_probabilities(rows: Tensor) -> None:
         return
     wrong = ~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() <= _SUM_TOLERANCE))
     if bool(wrong.any()):
-        place = int(wrong.int().argmax())
+        sample = int(wrong.int().argmax())
         raise UserError(
-            f"soft targets must be probabilities: at least 0, with sum 1; those of sample {place} lie between "
-            f"{rows[place].min():g} and {rows[place].max():g} and have sum {rows[place].sum():g}"
+            f"soft targets must be probabilities: at least 0, with sum 1; those of sample {sample} lie between "
+            f"{rows[sample].min():g} and {rows[sample].max():g} and have sum {rows[sample].sum():g}"
         )
 
 

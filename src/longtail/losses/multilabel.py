@@ -4,7 +4,7 @@
     scaled so that the mean weight of a label over the training set is 1
     loss = mean_ik t_ik w_k+ softplus(-z_ik) + (1 - t_ik) w_k- softplus(z_ik)
 
-Each label is a two-class problem with its own weights, and keeps its share of the loss. With beta 0 it is
+Each label is a two-class problem with weights of that label, and keeps its share of the loss. With beta 0 it is
 `nn.BCEWithLogitsLoss`; with beta → 1 the weights are those of scikit-learn's `class_weight="balanced"`.
 
 Paper: Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019 (the weights, for one class per

@@ -25,7 +25,7 @@ class WeightedCrossEntropy(CountsLoss):
     Papers divide by the batch size. Released code uses torch's weighted mean, which divides by the sum of the
     weights in the batch. The default follows the released code, because the published numbers come from it.
 
-    With soft targets the weight of a class multiplies its own part of the target, as in torch. The loss is
+    With soft targets the weight of a class multiplies its component of the target, as in torch. The loss is
     linear in the target, so mixup can mix targets or losses. Torch divides by the number of samples for soft
     targets; here `divide_by` keeps its meaning, so one-hot targets give the same loss as class numbers.
 

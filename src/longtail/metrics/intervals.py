@@ -40,11 +40,6 @@ class Interval:
     def half_width(self) -> float | None:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the whole interval lies on one side of zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
 
 @dataclass(frozen=True)
 class ClassIntervals:
@@ -112,6 +107,21 @@ def image_variances(change: np.ndarray, codes: np.ndarray, sizes: np.ndarray) ->
         for own, average in zip(weights, everything, strict=True)
     )
     return np.maximum(square - mean**2, 0)
+
+
+def images_to_settle(change: Interval, images: int) -> int | None:
+    """From about how many images on the interval of such a change is above zero: it narrows with their root.
+
+    None if the change is not positive, or if more than a hundred times as many are needed.
+
+    >>> images_to_settle(Interval(0.1, -0.1, 0.3), 36), images_to_settle(Interval(-0.1, -0.3, 0.1), 36)
+    (150, None)
+    """
+    if change.half_width is None or change.value <= 0 or change.half_width > 10 * change.value:
+        return None
+    needed = max(images * (change.half_width / change.value) ** 2, images + 1)
+    digits = max(len(str(round(needed))) - 2, 0)
+    return int(np.ceil(needed / 10**digits) * 10**digits)
 
 
 def class_differences(first: np.ndarray, second: np.ndarray, labels: np.ndarray, num_classes: int) -> ClassIntervals:

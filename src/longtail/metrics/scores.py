@@ -46,12 +46,13 @@ class Metrics:
     cells: np.ndarray = field(repr=False, compare=False)
     """(M, 3): true class, predicted class, samples; the cells of the confusion matrix that are not 0."""
     roc_auc: float | None = None
-    """Of two classes: how well the log-odds of class 1 order the samples."""
+    """Of two classes: how well the log-odds order the samples."""
     average_precision: float | None = None
+    """Of two classes: of the class that is rarer in training, as the scores below."""
     precision: float | None = None
-    """Of two classes: the share of correct ones among predictions of class 1; 1 / precision alarms find one sample."""
+    """Of two classes: correct ones among predictions of the rarer; 1 / precision alarms find one sample."""
     flagged: float | None = None
-    """Of two classes: the share of predictions of class 1."""
+    """Of two classes: the share of predictions of the rarer class."""
 
     def matrix(self) -> np.ndarray:
         """The confusion matrix (K, K) int64: rows are true classes, columns predicted ones."""
@@ -141,13 +142,24 @@ def score_predictions(predictions: Predictions, labels: np.ndarray, class_counts
     """Every score of predictions for samples with labels (N,)."""
     metrics = evaluate_predictions(predictions.classes, labels, class_counts, predictions.confidence)
     if len(class_counts) == 2:
-        auc, average = ranking_scores(predictions.log_odds, labels == 1)
-        flagged = predictions.classes == 1
-        precision = float((labels[flagged] == 1).mean()) if flagged.any() else None
+        rarer = rarer_of_two(class_counts)
+        sign = 1 if rarer == 1 else -1  # the log-odds are those of class 1
+        auc, average = ranking_scores(sign * predictions.log_odds, labels == rarer)
+        flagged = predictions.classes == rarer
+        precision = float((labels[flagged] == rarer).mean()) if flagged.any() else None
         metrics = replace(
             metrics, roc_auc=auc, average_precision=average, precision=precision, flagged=float(flagged.mean())
         )
     return replace(metrics, nll=float(predictions.nll.mean()), brier=float(predictions.brier.mean()))
+
+
+def rarer_of_two(class_counts: np.ndarray) -> int:
+    """The rarer of two classes, the positive one of binary scores; class 1 if both are as frequent.
+
+    >>> rarer_of_two(np.array([5, 90])), rarer_of_two(np.array([90, 5])), rarer_of_two(np.array([5, 5]))
+    (0, 1, 1)
+    """
+    return int(class_counts[1] <= class_counts[0])
 
 
 def ranking_scores(scores: np.ndarray, positive: np.ndarray) -> tuple[float | None, float | None]:

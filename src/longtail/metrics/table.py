@@ -62,14 +62,14 @@ SCORES: dict[str, Score] = {
         Score("ece", "ECE", lower_is_better=True),
     )
 }
-# Of two classes only; class 1 is the positive one.
+# Of two classes only; the positive one is the rarer in training.
 BINARY_SCORES: dict[str, Score] = {
     score.name: score
     for score in (
         Score("roc_auc", "ROC AUC", in_percent=False),
         Score("average_precision", "Average precision", in_percent=False),
-        Score("precision", "Precision of class 1"),
-        Score("flagged", "Predicted as class 1"),
+        Score("precision", "Precision of the rarer class"),
+        Score("flagged", "Predicted as the rarer class"),
     )
 }
 # The scores of a narrow table.

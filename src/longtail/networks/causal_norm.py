@@ -15,6 +15,7 @@ Causal Effect, NeurIPS 2020.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -26,12 +27,12 @@ from longtail.distributed import summed
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.files.tensors import single_at_least
 from longtail.heads.kinds import unit, unit_head
-from longtail.networks.objective import LossObjective, Progress
+from longtail.networks.objective import Classifier, LossObjective, Progress
 
 MOMENTUM = 0.9
 
 
-class CausalNorm(nn.Module):
+class CausalNorm(Classifier):
     """Images (N, C, H, W) to logits (N, K): `head(features(images))`.
 
     Like batch-norm statistics, the moving average changes with every forward pass in training mode and
@@ -40,7 +41,7 @@ class CausalNorm(nn.Module):
     Args:
         backbone: images to features (N, D).
         class_counts: (K,) training images per class; only K is used.
-        heads: number of heads; features and class vectors are split into so many parts. Must divide D.
+        heads: number of heads; features and class vectors are split among them. Must divide D.
         tau: scale of the logits.
         gamma: added to the length of each class vector before the division; with 0 all become unit vectors.
         alpha: how much of the average feature's direction is subtracted at test; 0 keeps the trained logits.
@@ -66,15 +67,13 @@ class CausalNorm(nn.Module):
         gamma: float = 1 / 32,
         alpha: float = 1.0,
     ) -> None:
-        super().__init__()
-        width = num_features(backbone)
-        self.heads = whole_number("heads", heads)
-        self.alpha = number("alpha", alpha)
-        if width % self.heads:
+        width, blocks = num_features(backbone), whole_number("heads", heads)
+        if width % blocks:
             raise UserError(f"heads must divide the {width} features of the backbone; {heads} does not")
-        self.backbone = backbone
-        scale, gamma = number("tau", tau, at_least=0) / self.heads, number("gamma", gamma, at_least=0)
-        self.head = unit_head(width, len(class_counts), scale=scale, blocks=self.heads, gamma=gamma)
+        scale, gamma = number("tau", tau, at_least=0) / blocks, number("gamma", gamma, at_least=0)
+        head = partial(unit_head, scale=scale, blocks=blocks, gamma=gamma)
+        super().__init__(backbone, len(class_counts), head=head)
+        self.heads, self.alpha = blocks, number("alpha", alpha)
         self.register_buffer("mean_features", torch.zeros(width))
         self.momentum = MOMENTUM
 
@@ -103,9 +102,6 @@ class CausalNorm(nn.Module):
         if self.training:
             self.observe(features)
         return self.normalise(features)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images))
 
 
 class CausalNormObjective(LossObjective):

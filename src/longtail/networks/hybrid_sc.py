@@ -1,8 +1,11 @@
-"""Prototypical contrast: pull an image towards the prototype of its class, push it from the others.
+"""Hybrid-SC: a contrastive loss for the features and cross-entropy for the classifier; training shifts to the second.
+
+    loss = alpha contrast + (1 - alpha) cross-entropy,    alpha = 1 - (epoch / epochs)²
+
+The contrast of the variant "sc" is `longtail.losses.SupCon` on pairs of images. That of "psc" pulls an image towards
+the prototype of its class and pushes it from the others, with unit vectors z of images and p of classes:
 
     loss_i = - z_i · p_y / t + log sum_{c ≠ y} exp(z_i · p_c / t)
-
-with unit vectors z of images and p of classes. `longtail.losses.SupCon` does the same with pairs of images.
 
 Paper: Wang et al., Contrastive Learning based Hybrid Networks for Long-Tailed Image Classification,
 CVPR 2021."""
@@ -22,21 +25,21 @@ from longtail.errors import choose, number, whole_number
 from longtail.files.tensors import single_at_least
 from longtail.heads.kinds import SHORTEST, unit
 from longtail.losses.supcon import SupCon
-from longtail.networks.objective import Objective, Progress, parabolic
+from longtail.networks.objective import Classifier, Objective, Progress, parabolic
 
 
 def prototypical(features: Tensor, target: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
     """PSC of unit features (N, D) with target (N,) and unit prototypes (K, D).
 
-    As in the paper, the denominator does not include the prototype of the image's own class.
+    As in the paper, the denominator does not include the prototype of the true class.
     """
     similarity = features @ prototypes.T / temperature
-    own = similarity.gather(1, target.unsqueeze(1))
+    true = similarity.gather(1, target.unsqueeze(1))
     others = similarity.scatter(1, target.unsqueeze(1), torch.finfo(similarity.dtype).min)
-    return (others.logsumexp(1) - own[:, 0]).mean()
+    return (others.logsumexp(1) - true[:, 0]).mean()
 
 
-class HybridSC(nn.Module):
+class HybridSC(Classifier):
     """Images (N, C, H, W) to logits (N, K): `head(features(images))`.
 
     Args:
@@ -54,28 +57,14 @@ class HybridSC(nn.Module):
     prototypes: Tensor | None
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        class_counts: Tensor,
-        *,
-        variant: Literal["sc", "psc"] = "sc",
-        projection: int = 128,
+        self, backbone: nn.Module, class_counts: Tensor, *, variant: Literal["sc", "psc"] = "sc", projection: int = 128
     ) -> None:
-        super().__init__()
         choose("variant", variant, ("sc", "psc"))
         width, out = num_features(backbone), whole_number("projection", projection)
-        self.backbone = backbone
-        self.head = nn.Linear(width, len(class_counts))
+        super().__init__(backbone, len(class_counts))
         self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, out))
         directions = unit(torch.randn(len(class_counts), out)) if variant == "psc" else None
         self.register_parameter("prototypes", None if directions is None else nn.Parameter(directions))
-
-    def features(self, images: Tensor) -> Tensor:
-        """Features (N, D)."""
-        return self.backbone(images)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images))
 
     def project(self, features: Tensor) -> Tensor:
         """Features (N, D) to unit vectors (N, P) for the contrastive loss."""
@@ -86,7 +75,7 @@ class HybridSCObjective(Objective):
     """The loss of `HybridSC` on three batches of the full size: two views from instance sampling, one class-balanced.
 
     All go through the backbone together, so that batch-norm sees one mixture in training and at test. Of
-    several processes each contrasts its own images.
+    several processes each contrasts the images of its shard.
 
     Args:
         class_counts: (K,) training images per class.

@@ -8,18 +8,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.backbones import num_features
 from longtail.data.loading import Batch
 from longtail.errors import UserError, number
 from longtail.heads.kinds import CosineHead
+from longtail.losses.base import LogitsLoss
 from longtail.losses.class_balanced import ClassBalanced, effective_number_weights
+from longtail.losses.focal import Focal
 from longtail.losses.inputs import ClassCounts, as_class_counts
 from longtail.losses.ldam import LDAM
-from longtail.losses.weighted import DivideBy
+from longtail.losses.weighted import DivideBy, WeightedCrossEntropy
 
 
 class Classifier(nn.Module):
@@ -112,7 +115,7 @@ class Objective(nn.Module, ABC):
 
 
 class LossObjective(Objective):
-    """`loss(logits, target)` on one stream of images; methods that need more have their own objective."""
+    """`loss(logits, target)` on one stream of images; other methods define an objective."""
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -128,10 +131,10 @@ class LossObjective(Objective):
 
 
 class Deferred(Objective):
-    """One loss in the first part of training, another in the rest.
+    """One loss in the first stage of training, another in the rest.
 
     Args:
-        first: `loss(logits, target)` of the first part.
+        first: `loss(logits, target)` of the first stage.
         then: `loss(logits, target)` of the rest.
         start: share of the training after which `then` is used, 0 to 1.
     """
@@ -151,28 +154,68 @@ class Deferred(Objective):
         return objective(model, batches, progress)
 
 
+class Reweighted(nn.Module):
+    """A loss with class weights, which multiply their parts of the target; divided by the sum of the samples' weights.
+
+    Losses that take soft targets are linear in them, so that weights w and a target t give sum(w t) times the loss of
+    the target w t / sum(w t). In the others the weight of the one true class multiplies the loss of the sample.
+    """
+
+    class_weights: Tensor
+
+    def __init__(self, loss: LogitsLoss, class_weights: Tensor) -> None:
+        super().__init__()
+        self.one_class = loss.one_class
+        self.loss = copy.copy(loss)  # with the same buffers: what Seesaw has counted is the same before and after
+        self.loss.reduction, self.loss.label_smoothing = "none", 0.0
+        self.label_smoothing = loss.label_smoothing
+        self.register_buffer("class_weights", class_weights, persistent=False)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.one_class:
+            weights = self.class_weights[target]
+            return (weights * self.loss(logits, target)).sum() / weights.sum()
+        classes = len(self.class_weights)
+        soft = F.one_hot(target, classes).to(self.class_weights) if target.ndim == 1 else target
+        smooth = (1 - self.label_smoothing) * soft + self.label_smoothing / classes
+        weighted = smooth * self.class_weights
+        size = weighted.sum(1)
+        losses = size * self.loss(logits, weighted / size.unsqueeze(1))
+        return losses.sum() / (soft @ self.class_weights).sum()
+
+
+def no_deferral(objective: Objective) -> str:
+    """The reason why an objective takes no deferred class weights; empty if it does."""
+    if isinstance(objective, Deferred):
+        return "it defers its class weights already (--options start FRACTION)"
+    # Objectives derived from `LossObjective` do more than call the loss, which `Deferred` would leave out.
+    loss = objective.loss if type(objective) is LossObjective else None
+    if not isinstance(loss, nn.CrossEntropyLoss | LogitsLoss):
+        return "it minimises more than one loss per image"
+    return "it weighs the classes from the beginning" if isinstance(loss, ClassBalanced | WeightedCrossEntropy) else ""
+
+
 def defer(objective: Objective, class_counts: ClassCounts, *, start: float, beta: float = 0.9999) -> Deferred:
     """Deferred re-weighting (DRW): the loss of an objective as it is, then with class-balanced weights.
 
-    Cross-entropy and losses with `class_weights` can be re-weighted; others raise an error. As in the released code of
-    LDAM-DRW, the weighted cross-entropy is divided by the sum of the samples' weights.
+    As in the released code of LDAM-DRW, the weighted loss is divided by the sum of the samples' weights. Only for
+    objectives without a reason of `no_deferral`.
 
     Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
     """
-    if isinstance(objective, Deferred):
-        raise UserError("this method defers its class weights already; set when with --options start FRACTION")
-    # Objectives derived from `LossObjective` do more than call the loss, which `Deferred` would leave out.
-    loss = objective.loss if type(objective) is LossObjective else None
+    if obstacle := no_deferral(objective):
+        raise UserError(f"{type(objective).__name__} takes no deferred class weights, because {obstacle}")
+    loss = cast(LossObjective, objective).loss
+    weights = effective_number_weights(as_class_counts(class_counts, "--defer").float(), beta)
     if isinstance(loss, nn.CrossEntropyLoss):
         smoothing = loss.label_smoothing
         then: nn.Module = ClassBalanced(class_counts, beta=beta, divide_by="weights", label_smoothing=smoothing)
-    elif isinstance(loss, nn.Module) and hasattr(loss, "class_weights"):
+    elif isinstance(loss, Focal):  # its authors divide by the number of samples
         then = copy.deepcopy(loss)
-        then.class_weights = effective_number_weights(as_class_counts(class_counts, "--defer").float(), beta)
+        then.class_weights = weights
     else:
-        kind = type(loss or objective).__name__
-        raise UserError(f"{kind} takes no class weights; --defer is for --method softmax, cbs or focal")
-    return Deferred(loss, then, start=start)
+        then = Reweighted(cast(LogitsLoss, loss), weights)
+    return Deferred(cast(nn.Module, loss), then, start=start)
 
 
 def deferred_ldam(
@@ -186,7 +229,7 @@ def deferred_ldam(
 ) -> Deferred:
     """LDAM with deferred re-weighting (DRW), on the logits of a `CosineHead` of the same scale.
 
-    The class weights of the last part are those of the Class-Balanced loss with `beta`. On CIFAR the authors train
+    The class weights of the last stage are those of the Class-Balanced loss with `beta`. On CIFAR the authors train
     for 200 epochs, re-weight from epoch 160 on (`start`), and lower a learning rate of 0.1 at epochs 160 and 180.
     Here length and learning rate are those of the recipe, so that all methods have the same budget.
     """

@@ -1,6 +1,12 @@
-"""Modulated attention: self-attention over a feature map, weighted by a second attention over positions.
+"""OLTR: features of rare classes are completed from a memory of class centroids.
 
-For a feature map x with positions p, q (1x1 convolutions: query, key, value, mask):
+The first half of training is plain; its class means become the memory. In the second half, with features f, centroids c
+and the distance d to the nearest centroid, the head is a cosine classifier on
+
+    v = 10 / d * (f + tanh(selector(f)) * sum_j softmax(hallucinator(f))_j c_j)
+
+and modulated attention precedes the pooling: self-attention over the feature map, weighted by a second attention over
+positions. For a feature map x with positions p, q (1x1 convolutions: query, key, value, mask):
 
     context_p = sum_q softmax_q(query_p · key_q) value_q
     output_p  = x_p + w_p * mask(context)_p,      w = softmax over p of linear(x)
@@ -21,7 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.backbones import Backbone, num_features
-from longtail.backbones.inference import evaluating
 from longtail.data.loading import Batch
 from longtail.distributed import summed
 from longtail.errors import number, whole_number
@@ -54,7 +59,7 @@ class ModulatedAttention(nn.Module):
             nn.init.zeros_(convolution.bias)
         nn.init.zeros_(self.mask.weight)
 
-    def places(self, x: Tensor) -> Tensor:
+    def position_weights(self, x: Tensor) -> Tensor:
         """Weights (N, 1, H, W) of the positions; they sum to 1."""
         scores = self.place_scores(F.adaptive_avg_pool2d(x, self.grid).flatten(1))
         scores = F.interpolate(
@@ -69,12 +74,11 @@ class ModulatedAttention(nn.Module):
         return self.mask((value @ weights.transpose(1, 2)).unflatten(2, x.shape[2:]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.places(x) * self.context(x)
+        return x + self.position_weights(x) * self.context(x)
 
 
 REACH = 10.0
 MARGIN = 10.0
-UNKNOWN = -1
 FEATURE_PARTS = ("backbone", "attention", "layer", "centroids")
 
 
@@ -97,13 +101,7 @@ class OLTR(nn.Module):
     """
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        class_counts: Tensor,
-        *,
-        scale: float = 16.0,
-        grid: int = 7,
-        layer: int | None = None,
+        self, backbone: nn.Module, class_counts: Tensor, *, scale: float = 16.0, grid: int = 7, layer: int | None = None
     ) -> None:
         super().__init__()
         channels, classes = num_features(backbone), len(class_counts)
@@ -138,7 +136,7 @@ class OLTR(nn.Module):
         return self.layer(feature_map.mean(dim=(2, 3)))
 
     def infused(self, direct: Tensor) -> Tensor:
-        """The part (N, D) that the memory adds to direct features (N, D)."""
+        """What the memory adds to direct features (N, D), (N, D)."""
         remembered = self.hallucinator(direct).softmax(1) @ self.centroids.detach()
         return torch.tanh(self.selector(direct)) * remembered
 
@@ -166,12 +164,6 @@ class OLTR(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return (self.head if self.memory_on else self.hallucinator)(self.features(images))
 
-    def predict_open(self, images: Tensor, threshold: float = 0.1) -> Tensor:
-        """Predicted classes (N,); -1 (unknown) if no class reaches the probability `threshold`."""
-        with evaluating(self):
-            probability, best = self(images).softmax(1).max(1)
-        return torch.where(probability < threshold, UNKNOWN, best)
-
 
 def centroid_loss(features: Tensor, target: Tensor, centroids: Tensor, *, repel: float = 0.01) -> Tensor:
     """Pulls features (N, D) to the centroid of their class (target (N,)) and away from the others of (K, D).
@@ -179,12 +171,12 @@ def centroid_loss(features: Tensor, target: Tensor, centroids: Tensor, *, repel:
     `sum_i |f_i - c_y|² / 2N + repel * max(0, 10 - sum_i sum_{j ≠ y} |f_i - c_j|² / NK)`
     """
     count, classes = len(features), len(centroids)
-    own = (features - centroids[target]).square().sum()
+    attraction = (features - centroids[target]).square().sum()
     # Without an (N, K, D) array: the squared distances to K points sum to K times the squared distance to their
-    # centre plus the sum of their own squared distances to the centre.
+    # centre plus the sum of the squared distances of the points to the centre.
     centre = centroids.mean(0)
     every = classes * (features - centre).square().sum() + count * (centroids - centre).square().sum()
-    return own / (2 * count) + repel * F.relu(MARGIN - (every - own) / (count * classes))
+    return attraction / (2 * count) + repel * F.relu(MARGIN - (every - attraction) / (count * classes))
 
 
 class OLTRObjective(Objective):
@@ -200,12 +192,7 @@ class OLTRObjective(Objective):
     stages = 2
 
     def __init__(
-        self,
-        class_counts: Tensor,
-        *,
-        centroid_weight: float = 0.01,
-        first_rate: float = 1.0,
-        second_rate: float = 0.1,
+        self, class_counts: Tensor, *, centroid_weight: float = 0.01, first_rate: float = 1.0, second_rate: float = 0.1
     ) -> None:
         super().__init__()
         self.centroid_weight = number("centroid_weight", centroid_weight, at_least=0)

@@ -1,6 +1,6 @@
 """Batches of any loader: what goes into the model, and the labels.
 
-One rule. The labels are the entry that `longtail.data.counts.label_key` names: the second of a pair, or the one with a
+One rule. The labels are the entry that `longtail.data.labels.label_key` names: the second of a pair, or the one with a
 usual name. From a dictionary the model gets the entries that its `forward` names, or the only other tensor. From a
 tuple it gets the entries before the labels: all of them if `forward` takes that many, the first if it takes one.
 """
@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from longtail.backbones.inference import BATCH
-from longtail.data.counts import dataset_labels
-from longtail.data.labels import Key, label_key
+from longtail.data.labels import Key, as_class_numbers, dataset_labels, label_key
 from longtail.data.loading import Batch as ImageBatch
 from longtail.data.loading import quiet_about_workers
 from longtail.errors import UserError
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import Attached
-from longtail.heads.layers import unwrap
+from longtail.heads.fold import unwrap
 from longtail.outputs.checks import as_label_matrix
 from longtail.outputs.loaders import ImageLoader
 
@@ -34,30 +33,19 @@ ARRAYS = Tensor | np.ndarray
 
 @dataclass(frozen=True)
 class ModelBatch:
-    """The inputs of a model for one batch.
-
-    Args:
-        args: positional inputs.
-        kwargs: named inputs.
-        labels: (N,), of a multi-label set (N, K).
-        indices: (N,) the order of the samples among all, if the loader knows it.
-        repeated: whether the batch came before.
-    """
+    """The inputs of a model for one batch, by position and by name, and its labels."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    labels: Tensor
-    indices: Tensor | None = None
-    repeated: bool = False
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    labels: Tensor  # (N,), of a multi-label set (N, K)
+    indices: Tensor | None = None  # (N,) the order of the samples among all, if the loader knows it
+    repeated: bool = False  # whether the batch came before
 
     def only(self, rows: Tensor | slice) -> ModelBatch:
         """Some of its samples; all of them if an input does not have one entry per sample."""
         sizes: set[int] = set()
         _mapped((self.args, self.kwargs), lambda tensor: sizes.add(len(tensor) if tensor.ndim else -1))
-        if sizes != {len(self)}:
+        if sizes != {len(self.labels)}:
             return self
         args, kwargs = _mapped((self.args, self.kwargs), lambda tensor: tensor[rows].clone())
         return ModelBatch(args, kwargs, self.labels[rows])
@@ -88,8 +76,15 @@ def model_batches(
             yield ModelBatch((batch.images,), {}, batch.labels, batch.indices)
             continue
         if key is None:
-            key = label_key(batch, multilabel=True) if multilabel else _label_key(batch, loader)
-        yield split_batch(batch, model, device, key, multilabel=multilabel)
+            dataset = getattr(loader, "dataset", loader)
+            is_mapped = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+            several = isinstance(batch, tuple | list | Mapping) and len(batch) > 2
+            with random_state_kept():  # samples of the data set may be read
+                listed = dataset_labels(dataset) if is_mapped and several and not multilabel else None
+                key = label_key(batch, dataset, listed, multilabel=multilabel)
+        split = split_batch(batch, model, device, key, multilabel=multilabel)
+        if len(split.labels):
+            yield split
 
 
 def split_batch(
@@ -97,7 +92,7 @@ def split_batch(
 ) -> ModelBatch:
     """The inputs of the model, on its device, and the labels, which are at `key`."""
     key = label_key(batch, multilabel=multilabel) if key is None else key
-    labels = as_label_matrix(batch[key]) if multilabel else class_numbers(batch[key])
+    labels = as_label_matrix(batch[key]) if multilabel else torch.from_numpy(as_class_numbers(batch[key]))
     if isinstance(batch, Mapping):
         inputs: Any = {name: value for name, value in batch.items() if name != key}
     elif hasattr(batch, "_fields") or int(key) < 2:
@@ -119,16 +114,6 @@ def split_batch(
     if isinstance(inputs, tuple | list) and not hasattr(inputs, "_fields"):
         return ModelBatch(_by_position(inputs, model), {}, labels)
     return ModelBatch((inputs,), {}, labels)
-
-
-def _label_key(batch: Any, loader: Any) -> Key:
-    """Where the labels are in the batches of a loader, of which this is one."""
-    several = len(batch) > 2 if isinstance(batch, tuple | list) else isinstance(batch, Mapping)
-    dataset = getattr(loader, "dataset", loader)
-    if not several or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        return label_key(batch)
-    with random_state_kept():
-        return label_key(batch, dataset, dataset_labels(dataset))
 
 
 def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -175,49 +160,6 @@ def _by_name(inputs: dict[str, Any], model: nn.Module) -> tuple[tuple[Any, ...],
         f"{type(model).__name__} takes {', '.join(parameters)}, but the entries of a batch are "
         f"{', '.join(inputs) or 'labels only'}; rename them"
     )
-
-
-def class_numbers(labels: Any) -> Tensor:
-    """Labels (N,) as whole numbers; for other labels, the error says what they are."""
-    if isinstance(labels, Mapping) or (isinstance(labels, Sequence) and any(isinstance(x, Mapping) for x in labels)):
-        raise UserError(f"the labels of a batch are a dictionary ({type(labels).__name__}), not one class per sample")
-    array = labels if isinstance(labels, Tensor) else np.asarray(labels)
-    if isinstance(array, np.ndarray) and array.dtype.kind not in "iufb":
-        example = next(iter(array.ravel().tolist()), None)
-        raise UserError(
-            f"labels are {type(example).__name__} ({example!r}), not class numbers; give each class the number of its "
-            "column in the model's output, starting at 0"
-        )
-    numbers = torch.as_tensor(array)
-    if numbers.ndim == 2 and numbers.shape[1] == 1:
-        numbers = numbers[:, 0]
-    if numbers.is_floating_point() and numbers.ndim == 1 and bool(((numbers == 0) | (numbers == 1)).all()):
-        numbers = numbers.long()  # targets of a binary cross-entropy
-    if numbers.ndim != 1 or numbers.is_floating_point():
-        raise UserError(f"labels must be class numbers, one per sample, not {_described(numbers)}")
-    return numbers
-
-
-def _described(labels: Tensor) -> str:
-    """Describes labels that are not class numbers, and what to do."""
-    shape = f"{labels.dtype} of shape {tuple(labels.shape)}"
-    if labels.ndim > 2:
-        return f"{shape}: one class per pixel, as in segmentation, which is not calibrated here"
-    if labels.ndim < 2:
-        whole = labels.ndim == 1 and bool((labels == labels.round()).all())
-        return f"{shape}: " + ("labels.long() makes whole numbers of them" if whole else "these are real numbers")
-    ones = ((labels == 0) | (labels == 1)).all()
-    per_sample = labels.sum(1)
-    if bool(ones) and bool((per_sample == 1).all()):
-        return f"{shape}; if every sample of the set has exactly one 1, labels.argmax(1) makes class numbers of them"
-    if bool(ones):
-        return (
-            f"{shape} with several classes per sample (or none): multi-label data, which "
-            "longtail.posthoc.MultiLabelCalibration calibrates"
-        )
-    if labels.is_floating_point() and bool(((per_sample - 1).abs() < 1e-3).all()):
-        return f"{shape} that sum to 1, as mixup makes them: use a loader without it, whose labels are classes"
-    return f"{shape}: several numbers per sample"
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:

@@ -11,40 +11,34 @@ from torch import Tensor
 
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
-from longtail.files.tensors import as_array, plain
+from longtail.files.tensors import as_array
 from longtail.outputs.rows import LogitRows
 
 Array = np.ndarray | Tensor
 MOST_COUNT = 1e12  # samples of one class, or times those of the smallest
 
 
-def as_logits(logits: Any) -> Array:
+def as_logits(logits: Any) -> np.ndarray:
     """A 2-d array of finite numbers that can be logits; an error names the first bad row."""
-    array: Array
-    if isinstance(logits, Tensor):
-        array = plain(logits)
-        kind = "f" if logits.is_floating_point() else "c" if logits.is_complex() else "i"
-    else:
-        if hasattr(logits, "toarray"):
-            raise UserError("logits are a sparse matrix; pass a dense array")
-        array = np.asarray(logits)
-        kind = array.dtype.kind
-        if kind == "O":
-            array, kind = _from_objects(array, "logits"), "f"
-    if kind == "c":
+    if hasattr(logits, "toarray"):
+        raise UserError("logits are a sparse matrix; pass a dense array")
+    array = as_array(logits)
+    if array.dtype.kind == "O":
+        array = _from_objects(array, "logits")
+    if array.dtype.kind == "c":
         raise UserError("Complex data not supported: logits must be real numbers")
-    if kind not in "fiub":
+    if array.dtype.kind not in "fiub":
         raise UserError(f"logits must be numbers, not {array.dtype}")
     if array.ndim != 2:
         hint = ". Reshape your data: X.reshape(1, -1) makes one sample of it" if array.ndim == 1 else ""
         raise UserError(f"logits must have shape (samples, classes), not {tuple(array.shape)}{hint}")
-    if isinstance(array, np.ndarray) and (array.dtype.byteorder not in "=|" or array.dtype == np.longdouble):
+    if array.dtype.byteorder not in "=|" or array.dtype == np.longdouble:
         array = array.astype(np.float64)
     check_rows(LogitRows(array))
     return array
 
 
-def as_features(features: Any, size: int) -> Array:
+def as_features(features: Any, size: int) -> np.ndarray:
     """Features (N, D), finite, one row per sample."""
     array = as_array(features)
     if array.dtype.kind not in "fiub":
@@ -76,11 +70,12 @@ def check_rows(rows: LogitRows, world: World = SINGLE_PROCESS) -> None:
             f"one class only: logits of shape ({size}, 1), at least two classes are needed; 1 feature(s). For one "
             "logit z per sample pass np.stack([-z / 2, z / 2], 1)"
         )
-    computed = rows.stored is not rows
-    # The logits of a linear head are finite if its inputs are; a few rows show that they are not probabilities.
-    probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows))) if computed else True
-    broken = None
-    for where, chunk in rows.stored.chunks(*world.share(size)):
+    computed = rows.weight is not None or rows.bias is not None
+    broken, probabilities = None, True
+    if computed:  # the logits of a linear head are finite if its inputs are; a few rows show that they are logits
+        probabilities = _are_probabilities(rows.read(slice(rows.chunk_rows)))
+        rows = rows.stored
+    for where, chunk in rows.chunks(*world.share(size)):
         if (broken := _broken_row(where, chunk)) is not None:
             break
         probabilities = probabilities and (computed or _are_probabilities(chunk))
@@ -117,11 +112,17 @@ def as_labels(y: Any, shape: tuple[int, ...], class_names: np.ndarray | None = N
 
         values = column_or_1d(values, warn=True)
     if values.ndim != 1:
-        raise UserError(f"labels must have shape ({size},), not {values.shape}")
+        several = "; for several labels per sample use MultiLabelCalibration (longtail calibrate --method multilabel)"
+        hint = several if values.shape == (size, classes) else ""
+        raise UserError(f"labels must have shape ({size},), not {values.shape}{hint}")
     if len(values) != size:
         raise UserError(f"inconsistent numbers of samples: {size} rows of logits and {len(values)} labels")
     if values.dtype.kind in "iubf":
-        numbers = _whole_numbers(values)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise UserError("labels contain NaN or infinity")
+        if values.dtype.kind == "f" and (values != np.round(values)).any():
+            raise UserError("Unknown label type: continuous. Labels must be classes, not real numbers")
+        numbers = np.require(values, np.int64, ("C", "W"))  # a copy only if one is needed
         if numbers.min() < 0 or numbers.max() >= classes:
             raise UserError(
                 f"labels must be 0..{classes - 1}, the column of each class in the logits; "
@@ -173,15 +174,6 @@ def as_label_matrix(y: Any) -> Tensor:
     return torch.from_numpy(values.astype(bool))
 
 
-def _whole_numbers(values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind == "f":
-        if not np.isfinite(values).all():
-            raise UserError("labels contain NaN or infinity")
-        if (values != np.round(values)).any():
-            raise UserError("Unknown label type: continuous. Labels must be classes, not real numbers")
-    return np.require(values, np.int64, ("C", "W"))  # a copy only if one is needed
-
-
 def as_counts(class_counts: Any, classes: int) -> np.ndarray:
     """Training samples per class, all positive."""
     counts = vector(class_counts, classes, "class_counts")
@@ -218,24 +210,16 @@ def vector(values: Any, classes: int, name: str) -> np.ndarray:
     return array
 
 
-def require_every_class(seen: np.ndarray, counts: np.ndarray, names: Sequence[str] = (), split: str = "") -> None:
-    """Every class must be in the samples and in the given training counts; classes without names are numbers."""
-    _require_positive(seen, f"labels of {split}" if split else "labels", names)
-    _require_positive(counts, "class_counts", names)
-
-
-def require_counts(counts: np.ndarray) -> None:
-    """Every class must have a training sample."""
-    _require_positive(counts, "class_counts")
-
-
-def _require_positive(counts: np.ndarray, where: str, names: Sequence[str] = ()) -> None:
+def require_every_class(
+    counts: np.ndarray, where: str = "class_counts", names: Sequence[str] | np.ndarray = ()
+) -> None:
+    """Every class must have a sample; classes without names are numbers."""
     empty = np.flatnonzero(counts == 0)
     if len(empty):
         where += f", {counts.sum():g} sample(s)" if counts.sum() < len(counts) else ""
         more = f" (and {len(empty) - 1} more classes)" if len(empty) > 1 else ""
         raise UserError(
-            f"class {names[empty[0]] if names else empty[0]} has no sample in {where}{more}; "
+            f"class {names[empty[0]] if len(names) else empty[0]} has no sample in {where}{more}; "
             "calibration needs at least one per class: leave the class out or find samples of it"
         )
 

@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
-from operator import length_hint
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from longtail.data.imbalance import ClassSubsample
-from longtail.distributed import World
 from longtail.errors import UserError, choose
 from longtail.files.atomic import locked
 from longtail.files.progress import QUIET, Display
 from longtail.files.tensors import as_array
-from longtail.heads.find import Head
 from longtail.heads.fold import joined_head, with_two_rows
-from longtail.heads.layers import HeadName, fingerprint, guess_head, runs_together
-from longtail.outputs.batches import ModelBatch, model_batches, read_batches, split_batch
-from longtail.outputs.gather import joined, row_numbers, sharing_errors
-from longtail.outputs.inference import HeadDetector, InferenceSession, detect_head, infer, inference_session
-from longtail.outputs.loaders import ImageLoader, SamplerInfo, listed_labels, loader_of, sampler_info, training_counts
-from longtail.outputs.record import Header, Outputs
-from longtail.outputs.rows import RowStore, join_shards, row_store
+from longtail.outputs.batches import split_batch
+from longtail.outputs.gather import common_head, joined, row_numbers, sharing_errors
+from longtail.outputs.inference import InferenceSession, inference_session
+from longtail.outputs.loaders import ImageLoader, listed_labels, loader_of, sampler_info, training_counts
+from longtail.outputs.record import Header, Outputs, fingerprint
+from longtail.outputs.rows import RowStore, join_shards, shard_files
 
 DTYPES = ("float32", "float16")
 
 
-def find_head(model: nn.Module, name: str | None = None, *, batch: Any = None, device: str = "auto") -> HeadName:
-    """The name of the layer that produces the logits of a model, for `model.get_submodule`.
-
-    With a batch, the model is run to find the layer. Without one, the result is a guess from names and positions: it
-    may be wrong, and its attribute `sure` is False.
+def find_head(model: nn.Module, batch: Any, *, name: str | None = None, device: str = "auto") -> tuple[str, ...]:
+    """The paths of the layers that produce the logits of a model, for `model.get_submodule`; several if averaged.
 
     Args:
         model: any model.
-        name: the layer, or a part of the model that contains it, if you know it.
-        batch: a batch of a loader, (inputs, labels) or a dictionary with labels.
+        batch: a batch of a loader, (inputs, labels) or a dictionary with labels; the model is run on it.
+        name: the layer, or a module that contains it, if the model returns several outputs.
         device: where to run the model.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> found = find_head(model, batch=(torch.ones(2, 4), torch.tensor([0, 1])))
-    >>> found, found.sure, found.found_by
-    ('2', True, 'a batch')
-    >>> guessed = find_head(model)
-    >>> guessed, guessed.sure, guessed.found_by
-    ('2', False, 'its position: the last linear layer')
+    >>> find_head(model, (torch.ones(2, 4), torch.tensor([0, 1])))
+    ('2',)
     """
-    if batch is None:
-        return guess_head(model, name)
-    with inference_session(model, device, alone=True) as session:
-        head = detect_head(session.model, split_batch(batch, session.model, session.device), name)
+    with inference_session(model, device, name=name, alone=True) as session:
+        head = session.detect_head(split_batch(batch, session.model, session.device))
     if head.obstacle:
         raise UserError(f"{type(session.model).__name__} has no head to fold into: {head.obstacle}")
-    return HeadName(head.layers[-1], "a batch", sure=True, layers=head.layers)
+    return head.layers
 
 
 def extract(
@@ -110,157 +94,141 @@ def extract(
             "depends on the method: calibrate(…, images_per_class='auto')"
         )
     source = Source(loader, None if images_per_class == "all" else ClassSubsample(images_per_class, seed))
-    display = display or Display(quiet=not progress)
     path = None if path is None else Path(path)
     with (
-        inference_session(model, device, shards=source.info.shards) as session,
+        inference_session(model, device, name=head, shards=source.info.shards) as session,
         locked(path) if path and session.world.is_main else nullcontext(),
     ):
-        detector = HeadDetector(session.model, head)
-        return source.outputs(session, detector, split, class_counts, display, path, dtype)
+        return source.outputs(
+            session,
+            Header(split, model=fingerprint(session.model)),
+            class_counts=class_counts,
+            path=path,
+            dtype=dtype,
+            display=display or Display(quiet=not progress),
+        )
 
 
 class Source:
-    """A loader, or some samples of every class of it, and which samples these are.
-
-    Args:
-        loader: as for `extract`.
-        subsample: at most so many samples of every class; None for all.
-    """
+    """A loader as for `extract`, or a subsample of every class of it, and which samples these are."""
 
     def __init__(self, loader: Any, subsample: ClassSubsample | None = None) -> None:
         self.subsample = subsample
+        self.indices: np.ndarray | None = None  # of each sample in its split, if they are not 0, 1, 2 and so on
+        if isinstance(loader, ImageLoader):
+            self.indices = np.arange(len(loader.images)) if loader.rows is None else loader.rows
         if subsample is not None:  # every process of a group runs all of them
             self.labels = listed_labels(loader)
-            self.rows = subsample.rows(self.labels)
-            loader = loader_of(loader, self.rows)
+            self.indices = subsample.rows(self.labels)
+            loader = loader_of(loader, self.indices)
         self.loader = loader
-        self.info: SamplerInfo = sampler_info(loader)
+        self.info = sampler_info(loader)
 
     def outputs(
         self,
         session: InferenceSession,
-        detector: HeadDetector,
-        split: str,
+        header: Header,
+        *,
         class_counts: Any = None,
-        display: Display = QUIET,
+        group_counts: np.ndarray | None = None,
         path: Path | None = None,
         dtype: str = "float32",
+        keep_logits: bool = True,
+        display: Display = QUIET,
     ) -> Outputs:
         """The outputs of a model, in memory or in a file."""
-        model, world = session.model, session.world
-        with row_store(path, np.dtype(dtype), world) as store:
-            head = collect(model, self.loader, store, detector, world, session.device, display)
+        world, store = session.world, RowStore(np.dtype(dtype))
+        with nullcontext() if path is None else shard_files(store, path, world):
+            self._run(session, store, display, ("logits", "features") if keep_logits else ("features",))
+            assert session.head is not None
             arrays = store.arrays()
-            if not head.has_features:
+            if not session.head.has_features:
                 arrays.pop("features", None)
-            indices = arrays.pop("indices", None)
-            numbers = row_numbers(self.info, arrays, world) if indices is None else indices
-            labels = joined({"labels": arrays["labels"]}, numbers, world)["labels"]
-            classes = arrays["logits"].shape[1]
-            if labels.min() < 0 or labels.max() >= classes:
-                raise UserError(
-                    f"the loader gives labels {labels.min()}..{labels.max()}, the model has classes 0..{classes - 1}"
-                )
-            counts = self._counts(labels, classes) if class_counts is None else as_array(class_counts)
-            constant = {"class_counts": counts, **head_arrays(model, head)}
-            chosen, identity = self._chosen(labels), fingerprint(model)
-            if path is None:
-                rows = joined(arrays, numbers, world)
-                return Outputs(**{**rows, **constant, **chosen}, split=split, model=identity)
-            positions = chosen.pop("indices", None)
-            header = Header(split, 0, identity, None, (), **chosen)
-            join_shards(path, arrays, numbers, constant, header.to_dict(), world, positions)
-        return Outputs.open(path)
+            numbers = arrays.pop("indices", np.arange(len(arrays.get("labels", ()))))
+            if world.size > 1 and not isinstance(self.loader, ImageLoader):
+                numbers = row_numbers(self.info, arrays, world)
+            if class_counts is None or not isinstance(self.loader, ImageLoader):
+                labels = arrays if world.size == 1 else joined({"labels": arrays["labels"]}, numbers, world)
+                class_counts = self._counts(labels["labels"], arrays["logits"].shape[1], class_counts)
+            constant: dict[str, Any] = {"class_counts": as_array(class_counts), **head_arrays(session)}
+            if group_counts is not None:
+                constant["group_counts"] = group_counts
+            if self.subsample is not None:
+                header = replace(header, images_per_class=self.subsample.most, images_seed=self.subsample.seed)
+            if path is not None:
+                join_shards(path, arrays, numbers, constant, header.to_dict(), world, self.indices)
+                return Outputs.open(path)
+            rows: dict[str, Any] = {**arrays, "indices": numbers} if world.size == 1 else joined(arrays, numbers, world)
+            if self.indices is not None:
+                rows["indices"] = self.indices[rows["indices"] % len(self.indices)]
+            return Outputs(**rows, **constant, **asdict(header))
 
-    def multilabel(
-        self, session: InferenceSession, detector: HeadDetector, display: Display = QUIET
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def multilabel(self, session: InferenceSession, display: Display = QUIET) -> tuple[np.ndarray, np.ndarray]:
         """Logits (N, K) and labels (N, K) of 0 and 1 of a multi-label model, in memory."""
         if self.info.uneven:
             raise UserError(
                 "the loader may show some samples more often than others, which changes the prevalence of the labels; "
                 "pass a loader that shows each sample once"
             )
-        model, world = session.model, session.world
-        with row_store(None, np.dtype(np.float32), world, without=("features",)) as store:
-            collect(model, self.loader, store, detector, world, session.device, display, multilabel=True)
-            arrays = store.arrays()
-            rows = joined(arrays, row_numbers(self.info, arrays, world), world)
+        store = RowStore(np.dtype(np.float32))
+        self._run(session, store, display, ("logits",), multilabel=True)
+        rows = store.arrays()
+        if session.world.size > 1:
+            rows = joined(rows, row_numbers(self.info, rows, session.world), session.world)
         return rows["logits"], rows["labels"]
 
-    def _counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """(K,) training samples per class, given the labels (N,) of all rows."""
-        if self.subsample is not None:
-            return np.bincount(self.labels, minlength=classes)
-        return training_counts(self.info, labels, classes)
+    def _run(
+        self,
+        session: InferenceSession,
+        store: RowStore,
+        display: Display,
+        kept: tuple[str, ...],
+        *,
+        multilabel: bool = False,
+    ) -> None:
+        """Run the model over the loader and store its outputs row by row."""
+        world, together = session.world, session.world.size > 1
+        with sharing_errors(world) if together and not session.sharding else nullcontext():
+            for batch, outputs in session.infer(self.loader, "extracting", display, multilabel=multilabel):
+                session.keep_sample(batch, outputs.logits)
+                if not batch.repeated:
+                    tensors = {name: getattr(outputs, name) for name in kept}
+                    rows = {name: one.float().cpu().numpy() for name, one in tensors.items() if one is not None}
+                    rows["labels"] = batch.labels.cpu().numpy().astype(np.uint8 if multilabel else np.int64)
+                    if batch.indices is not None:
+                        rows["indices"] = batch.indices.numpy()
+                    store.add(rows)
+            if not store.columns and not (together and isinstance(self.loader, ImageLoader)):
+                raise UserError("the loader gave no batches")
+        if together:
+            session.head = common_head(session.model, session.head, world)
+            session.check(session.head)
 
-    def _chosen(self, labels: np.ndarray) -> dict[str, Any]:
-        """The fields of outputs that say which samples were chosen, given the labels (N,) in the batches."""
-        if self.subsample is None:
-            return {}
-        if not np.array_equal(labels, self.labels[self.rows]):
+    def _counts(self, labels: np.ndarray, classes: int, given: Any) -> Any:
+        """(K,) training samples per class, as given or of the loader, whose labels (N,) are checked."""
+        if labels.min() < 0 or labels.max() >= classes:
+            raise UserError(
+                f"the loader gives labels {labels.min()}..{labels.max()}, the model has classes 0..{classes - 1}"
+            )
+        if self.subsample is not None and not np.array_equal(labels, self.labels[self.indices]):
             raise UserError(
                 "the labels in the batches are not those that the data set lists, by which images per class are "
                 "chosen; pass images_per_class='all'"
             )
-        return {"indices": self.rows, "images_per_class": self.subsample.most, "images_seed": self.subsample.seed}
+        if given is not None:
+            return given
+        if self.subsample is not None:
+            return np.bincount(self.labels, minlength=classes)
+        return training_counts(self.info, labels, classes)
 
 
-def collect(
-    model: nn.Module,
-    loader: Any,
-    store: RowStore,
-    detector: HeadDetector,
-    world: World,
-    device: torch.device,
-    display: Display = QUIET,
-    *,
-    multilabel: bool = False,
-) -> Head:
-    """Run a model over a loader, store its outputs row by row, and return its head."""
-    together = world.size > 1 and runs_together(model)
-    source = read_batches(loader)
-    of_images = isinstance(loader, ImageLoader)
-    total, unit = (loader.passes * len(loader.images), "images") if of_images else (length_hint(source), "batches")
-    with sharing_errors(world, off=together), display.task("extracting", total, unit=unit) as task:
-        batches = model_batches(source, loader, model, device, multilabel=multilabel)
-        batches = _in_step(batches, world) if together else (batch for batch in batches if len(batch))
-        for batch, outputs in infer(model, batches, detector):
-            if not batch.repeated:
-                labels = batch.labels.cpu().numpy().astype(np.uint8 if multilabel else np.int64)
-                indices = {} if batch.indices is None else {"indices": batch.indices.numpy()}
-                store.add(**outputs.arrays(), labels=labels, **indices)
-            task.advance(len(batch) * world.size if of_images else 1)
-        if detector.first is None and not (of_images and world.size > 1):
-            raise UserError("the loader gave no batches")
-    head = detector.agree(world)
-    if detector.first and detector.first.layers and not head.layers and world.is_main:
-        warnings.warn(f"features and head of {type(model).__name__} are not kept: {head.obstacle}", stacklevel=4)
-    return head
-
-
-def _in_step(batches: Iterable[ModelBatch], world: World) -> Iterator[ModelBatch]:
-    """Batches until those of all processes have ended; a process that has no more repeats its last."""
-    iterator = iter(batches)
-    last = None
-    while True:
-        batch = next(iterator, None)
-        if not any(world.gather(batch is not None)):
-            return
-        if batch is None:
-            if last is None:
-                raise UserError("the loader gave no batches")
-            batch = replace(last, repeated=True)
-        last = batch
-        yield batch
-
-
-def head_arrays(model: nn.Module, head: Head) -> dict[str, np.ndarray]:
-    """Weight and bias of the linear layer that gives the logits, as arrays; none where nothing folds."""
+def head_arrays(session: InferenceSession) -> dict[str, np.ndarray]:
+    """Weight and bias of the linear layer that gives the logits, as arrays; none if nothing can be folded into it."""
+    head = session.head
+    assert head is not None
     if head.obstacle:
         return {}
-    linear = joined_head([model.get_submodule(path) for path in head.layers], head.gains)
+    linear = joined_head([session.model.get_submodule(path) for path in head.layers], head.gains)
     linear = with_two_rows(linear) if head.single else linear
     arrays = {"head_weight": linear.weight.detach().float().numpy()}
     if linear.bias is not None:

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
 
 from longtail.backbones.inference import BATCH
 from longtail.data.augment import Transform
-from longtail.data.counts import dataset_labels, training_labels
 from longtail.data.images import Images
-from longtail.data.loading import Batch, in_order, load, quiet_about_workers
-from longtail.data.samplers import Draw
+from longtail.data.labels import dataset_labels, training_labels
+from longtail.data.loading import Batch, Draw, in_order, load, quiet_about_workers
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
 from longtail.files.tensors import random_state_kept
@@ -31,25 +30,15 @@ MOST_REPEATS = 20  # a sampler that draws more than so many times the data set i
 
 @dataclass(frozen=True)
 class ImageLoader:
-    """Batches (images, labels) of a split in order; whole batches are dealt out to the processes in turn.
+    """Batches (images, labels) of a split in order; whole batches are dealt out to the processes in turn."""
 
-    Args:
-        images: M images.
-        transform: applied to them, on the device of `world`.
-        rows: (M,) their indices in the split, if they are a subset.
-        split_size: number of images of the split; M if None.
-        passes: how often they are read; with an augmenting transform each pass is augmented anew.
-        world: the processes that share the batches.
-        workers: processes that decode images.
-    """
-
-    images: Images
-    transform: Transform
-    rows: np.ndarray | None = None
-    split_size: int | None = None
-    passes: int = 1
-    world: World = SINGLE_PROCESS
-    workers: int = 0
+    images: Images  # M images
+    transform: Transform  # applied to them, on the device of `world`
+    rows: np.ndarray | None = None  # (M,) their indices in the split, if they are a subset
+    split_size: int | None = None  # number of images of the split; M if None
+    passes: int = 1  # how often they are read; with an augmenting transform each pass is augmented anew
+    world: World = SINGLE_PROCESS  # the processes that share the batches
+    workers: int = 0  # processes that decode images
 
     def __len__(self) -> int:
         return self.passes * len(range(self.world.rank, -(-len(self.images) // BATCH), self.world.size))
@@ -75,22 +64,13 @@ class ImageLoader:
 
 @dataclass(frozen=True)
 class SamplerInfo:
-    """Which samples a loader gives to this process.
+    """Which samples a loader gives to this process."""
 
-    Args:
-        shards: number of processes that the sampler divides the samples among.
-        positions: (n,) index in the data set of each row, if it is known before reading.
-        support: indices that the loader draws from; None if unknown.
-        uneven: whether some samples come more or less often than once.
-        short: whether an incomplete last batch is left out.
-        dataset: the data set.
-    """
-
-    shards: int = 1
-    positions: np.ndarray | None = None
-    support: np.ndarray | None = None
-    uneven: bool = False
-    short: bool = False
+    shards: int = 1  # number of processes that the sampler divides the samples among
+    positions: np.ndarray | None = None  # (n,) index in the data set of each row, if it is known before reading
+    support: np.ndarray | None = None  # indices that the loader draws from, if they are known
+    uneven: bool = False  # whether some samples come more or less often than once
+    short: bool = False  # whether an incomplete last batch is left out
     dataset: Any = None
 
 
@@ -102,15 +82,10 @@ def sampler_info(loader: Any) -> SamplerInfo:
     batches = loader.batch_sampler
     # A loader that was given its batch sampler has another sampler, which it does not use.
     sampler = loader.sampler if batches is None else batches.sampler if type(batches) is BatchSampler else batches
-    shards = next(
-        (
-            number
-            for owner in (sampler, getattr(sampler, "sampler", None))
-            for name in ("num_replicas", "num_processes")  # of torch and Lightning, of accelerate
-            if isinstance(number := getattr(owner, name, None), int)
-        ),
-        1,
-    )
+    names = ("num_replicas", "num_processes")  # of torch and Lightning, of accelerate
+    owners = (sampler, getattr(sampler, "sampler", None))
+    numbers = [getattr(owner, name, None) for owner in owners for name in names]
+    shards = next((number for number in numbers if isinstance(number, int)), 1)
     first, second = (_drawn(sampler, dataset, seed) for seed in (1, 2))
     if first is None or second is None:
         return SamplerInfo(shards, uneven=True, dataset=dataset)
@@ -129,16 +104,6 @@ def sampler_info(loader: Any) -> SamplerInfo:
     )
 
 
-def shows_all(loader: DataLoader[Any]) -> bool:
-    """Whether a loader draws from its whole data set, no sample more often than another in the long run."""
-    batches = loader.batch_sampler
-    sampler = batches.sampler if type(batches) is BatchSampler else None
-    if type(sampler) in (SequentialSampler, RandomSampler):  # RandomSampler may take some, others each time
-        return len(sampler.data_source) == len(loader.dataset)  # type: ignore[arg-type, union-attr]
-    info = sampler_info(loader)
-    return not info.uneven and info.support is not None and len(info.support) == len(loader.dataset)  # type: ignore[arg-type]
-
-
 def _drawn(sampler: Any, dataset: Any, seed: int) -> np.ndarray | None:
     """The indices that a copy of the sampler draws with this seed; None if it cannot be copied or does not end."""
     with random_state_kept():
@@ -147,9 +112,8 @@ def _drawn(sampler: Any, dataset: Any, seed: int) -> np.ndarray | None:
         try:
             drawn = iter(copy.deepcopy(sampler, {id(dataset): dataset}))
             most = MOST_REPEATS * len(dataset) + 1
-            indices = np.asarray(
-                list(islice(chain.from_iterable(np.atleast_1d(np.asarray(item)) for item in drawn), most))
-            )
+            items = (np.atleast_1d(np.asarray(item)) for item in drawn)
+            indices = np.asarray(list(islice(chain.from_iterable(items), most)))
         except Exception:  # code of others is only tried here: its errors appear when it is used
             return None
     return indices if len(indices) < most and indices.dtype.kind in "iu" else None
@@ -185,7 +149,6 @@ def training_counts(info: SamplerInfo, labels: np.ndarray, classes: int) -> np.n
 
 
 WITHOUT = "pass a data set with its labels in .targets, or a DataLoader of one, or images_per_class='all'"
-INSTEAD = "pass the data set itself, or images_per_class='all'"
 
 
 def listed_labels(loader: Any) -> np.ndarray:
@@ -224,24 +187,19 @@ def loader_of(loader: Any, rows: np.ndarray) -> DataLoader[Any]:
 
 
 def _data_set(loader: Any) -> Any:
-    """The data set behind a loader, if samples can be taken from it by their number."""
-    if isinstance(loader, DataLoader):
-        if not isinstance(loader.dataset, IterableDataset):
-            _require_plain(loader)
-        return _data_set(loader.dataset)
-    mapped = hasattr(loader, "__getitem__") and hasattr(loader, "__len__") and not isinstance(loader, list | tuple)
-    if isinstance(loader, IterableDataset) or not mapped:
-        raise UserError(f"a {type(loader).__name__} cannot skip samples, it gives one after another; {WITHOUT}")
-    return loader
-
-
-def _require_plain(loader: DataLoader[Any]) -> None:
-    """Refuse a loader that shows something else than batches of all samples of its data set."""
+    """The data set behind a loader, if samples can be taken from it by their number, and the loader gives them all."""
+    data: Any = loader.dataset if isinstance(loader, DataLoader) else loader
+    mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple)
+    if isinstance(data, IterableDataset) or not mapped:
+        raise UserError(f"a {type(data).__name__} cannot skip samples, it gives one after another; {WITHOUT}")
+    if not isinstance(loader, DataLoader):
+        return data
+    info, reason = sampler_info(loader), ""
     if loader.batch_sampler is None:
-        raise UserError(f"the loader has no batch size, so images per class cannot be chosen of its samples; {INSTEAD}")
-    if not shows_all(loader):
-        inner = getattr(loader.batch_sampler, "sampler", loader.batch_sampler)
-        raise UserError(
-            f"the loader draws its samples with a {type(inner).__name__}, which does not show every sample once, and a "
-            f"choice of images per class would undo that; {INSTEAD}"
-        )
+        reason = "the loader has no batch size, so images per class cannot be chosen of its samples"
+    elif info.uneven or info.support is None or len(info.support) != len(data):
+        inner = type(getattr(loader.batch_sampler, "sampler", loader.batch_sampler)).__name__
+        reason = f"the loader draws its samples with a {inner}, which does not show every sample once"
+    if reason:
+        raise UserError(f"{reason}; pass the data set itself, or images_per_class='all'")
+    return data

@@ -1,26 +1,41 @@
 """Outputs of a frozen model on one split: features, logits and labels, computed once and stored on disk.
 
-Every post-hoc method, metric and figure reads this. A file is safetensors; it is written row by
-row and memory-mapped when read, so a set larger than memory works.
+Every post-hoc method, metric and figure reads this. A file is safetensors; it is written row by row and memory-mapped
+when it is read, so that it can be larger than memory.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from longtail.errors import UserError
 from longtail.files.records import FORMAT, as_record, format_of
 from longtail.files.tensors import as_array, create, read
+from longtail.heads.fold import gathered, unwrap
 from longtail.outputs.checks import require_possible_counts
 from longtail.outputs.rows import LogitRows
 
 KIND = "longtail outputs"
+SHAPES = {  # N samples, K classes, D features
+    "logits": "NK",
+    "features": "ND",
+    "head_weight": "KD",
+    "head_bias": "K",
+    "labels": "N",
+    "indices": "N",
+    "class_counts": "K",
+    "group_counts": "K",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,44 +78,33 @@ class Outputs:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _TENSORS:
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_array(getattr(self, name)))
         if self.logits is None and (self.features is None or self.head_weight is None):
             raise UserError("outputs need logits, or features and the head they go through")
-        for name in ("logits", "features", "head_weight"):
-            value = getattr(self, name)
-            if value is not None and value.ndim != 2:
-                raise UserError(f"{name} of outputs must have two dimensions, not shape {value.shape}")
-        classes = self.rows().shape[1]
-        for name in ("class_counts", "group_counts", "head_weight", "head_bias"):
-            value = getattr(self, name)
-            if value is not None and len(value) != classes:
-                raise UserError(f"outputs have {classes} classes, but {name} is of {len(value)}")
-        for name in ("head_weight", "head_bias"):
-            value = getattr(self, name)
-            if value is not None and (value.dtype.kind not in "fiu" or not np.isfinite(value).all()):
-                raise UserError(f"{name} of outputs must be finite real numbers")
-        if self.class_names and len(self.class_names) != classes:
-            raise UserError(f"outputs have {classes} classes, but {len(self.class_names)} class names")
-        for name, meaning in (
-            ("labels", "classes"),
-            ("class_counts", "training samples"),
-            ("group_counts", "training samples"),
-        ):
-            value = getattr(self, name)
-            if value is None:
+        sizes: dict[str, int] = {}
+        for name, dimensions in SHAPES.items():
+            if getattr(self, name) is None:
                 continue
-            whole = value.dtype.kind in "iubf" and bool((value == np.floor(value)).all())
-            if not whole or (name != "labels" and (value < 0).any()):
-                raise UserError(f"{name} must be whole numbers of {meaning}, not {value[:8]}")
-            if name != "labels":
-                require_possible_counts(value, name)
-            object.__setattr__(self, name, value.astype(np.int64, copy=False))
-        for name in ("logits", "features", "indices"):
-            value = getattr(self, name)
-            if value is not None and len(value) != len(self.labels):
-                raise UserError(f"outputs have {len(self.labels)} labels but {len(value)} rows of {name}")
+            value = as_array(getattr(self, name))
+            if value.ndim != len(dimensions):
+                raise UserError(f"{name} of outputs must be of shape ({', '.join(dimensions)}), not {value.shape}")
+            for dimension, size in zip(dimensions, value.shape, strict=True):
+                if sizes.setdefault(dimension, size) != size:
+                    raise UserError(
+                        f"outputs have {dimension} = {sizes[dimension]}, but {name} is of shape {value.shape}"
+                    )
+            if name in ("head_weight", "head_bias") and (value.dtype.kind not in "fiu" or not np.isfinite(value).all()):
+                raise UserError(f"{name} of outputs must be finite real numbers")
+            if name in ("labels", "class_counts", "group_counts"):
+                whole = value.dtype.kind in "iubf" and bool((value == np.floor(value)).all())
+                if not whole or (name != "labels" and (value < 0).any()):
+                    meaning = "classes" if name == "labels" else "training samples"
+                    raise UserError(f"{name} must be whole numbers of {meaning}, not {value[:8]}")
+                if name != "labels":
+                    require_possible_counts(value, name)
+                value = value.astype(np.int64, copy=False)
+            object.__setattr__(self, name, value)
+        if self.class_names and len(self.class_names) != sizes["K"]:
+            raise UserError(f"outputs have {sizes['K']} classes, but {len(self.class_names)} class names")
 
     def __repr__(self) -> str:
         """What they are in one line; the arrays may be larger than memory."""
@@ -115,8 +119,7 @@ class Outputs:
         """Whether all fields of two records are equal."""
         if not isinstance(other, Outputs):
             return NotImplemented
-        pairs = ((getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
-        return all(_equal(one, another) for one, another in pairs)
+        return all(np.array_equal(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
 
     __hash__ = None  # type: ignore[assignment]  # it holds arrays
 
@@ -152,10 +155,10 @@ class Outputs:
         """The logits, to be read in chunks: stored, or computed from the features."""
         if self.logits is not None:
             return LogitRows(self.logits)
-        assert self.head_weight is not None  # checked in __post_init__
+        assert self.features is not None and self.head_weight is not None  # noqa: PT018 - checked in __post_init__
         weight = torch.from_numpy(self.head_weight).float()
         bias = None if self.head_bias is None else torch.from_numpy(self.head_bias).float()
-        return LogitRows(features=self.features, weight=weight, bias=bias)
+        return LogitRows(self.features, weight, bias)
 
     def with_counts_of(self, train: Outputs) -> Outputs:
         """A copy with the class counts of the training outputs and, if unknown here, their head."""
@@ -170,7 +173,7 @@ class Outputs:
 
     def save(self, path: Path | str) -> None:
         """Write to a file, atomically."""
-        tensors = {name: getattr(self, name) for name in _TENSORS if getattr(self, name) is not None}
+        tensors = {name: getattr(self, name) for name in SHAPES if getattr(self, name) is not None}
         shapes = {name: (value.shape, value.dtype) for name, value in tensors.items()}
         header = Header(**{field.name: getattr(self, field.name) for field in fields(Header)})
         with create(Path(path), shapes, header.to_dict()) as arrays:
@@ -192,14 +195,11 @@ class Outputs:
                 f"{path} was computed with another model ({str(header.model)[:12]}, not {model[:12]}); "
                 "delete it or choose another file"
             )
-        if not {"labels", "class_counts"} <= arrays.keys() <= set(_TENSORS):
+        if not {"labels", "class_counts"} <= arrays.keys() <= set(SHAPES):
             raise UserError(f"{path} is damaged: its arrays are {', '.join(sorted(arrays))[:80]}")
         # Only features and logits, the large arrays, stay on disk.
         kept = {name: arrays[name] if name in ("logits", "features") else np.array(arrays[name]) for name in arrays}
         return cls(**kept, **asdict(header))  # type: ignore[arg-type]
-
-
-_TENSORS = ("labels", "indices", "class_counts", "group_counts", "head_weight", "head_bias", "features", "logits")
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,10 @@ class Header:
     """The header of a file of outputs: fields of `Outputs`."""
 
     split: str
-    views: int
-    model: str | None
-    digest: str | None
-    class_names: tuple[str, ...]
+    views: int = 0
+    model: str | None = None
+    digest: str | None = None
+    class_names: tuple[str, ...] = ()
     images_per_class: int | None = None
     images_seed: int | None = None
 
@@ -218,7 +218,18 @@ class Header:
         return {"format": FORMAT, "kind": KIND, **asdict(self)}
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if hasattr(one, "dtype") and hasattr(other, "dtype"):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+def fingerprint(model: nn.Module) -> str:
+    """A hash of a model's weights: equal weights have equal hashes, whatever file they came from."""
+    return hash_of(sorted(unwrap(model).state_dict().items(), key=itemgetter(0)))
+
+
+def hash_of(named: Iterable[tuple[str, Any]]) -> str:
+    """A hash of named tensors; other values are skipped."""
+    digest = hashlib.sha256()
+    for name, value in named:
+        if not isinstance(value, Tensor):
+            continue
+        plain = gathered(value).cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(np.ascontiguousarray(plain.reshape(-1).view(torch.uint8).numpy()).data)
+    return digest.hexdigest()

@@ -12,9 +12,7 @@ import tyro
 
 from longtail.cli.commands.compare import refuse_single
 from longtail.cli.main import program
-from longtail.cli.parsing import parse
-from longtail.cli.settings import Training, changed, first_reading, read_settings
-from longtail.config import TrainConfig
+from longtail.cli.parsing import HELP_WORDS, Training, parse, read_training
 from longtail.errors import UserError, choose
 from longtail.paper.items import ITEMS, toy_of
 from longtail.recipes import RECIPES
@@ -70,16 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _reproduce(words: list[str]) -> int:
-    options = first_reading(Reproduce, words, PROGRAM)
-    if any(word in ("-h", "--help") for word in words):
+    options = read_training(Reproduce, words, PROGRAM)
+    if HELP_WORDS & {*words}:
         parse(Reproduce, words, PROGRAM, HELP, default=Reproduce(settings=RECIPES["cifar10-lt-100"]))
     if options.source is None:
         return _list(options)
     item = ITEMS[choose("table or figure", options.source, ITEMS)]
     out = _checked(options, options.source)
-    configs = {recipe: _config(recipe, words, options) for recipe in options.recipes or item.recipes}
+    refuse_single(options, words)
+    recipes = {name: RECIPES[name] for name in options.recipes or item.recipes}
+    configs = {name: options.over(toy_of(config) if options.toy else config, words) for name, config in recipes.items()}
     seeds = dict.fromkeys(configs, options.seeds)
-    from longtail.data.download import download_cifar
+    from longtail.data.cifar import download_cifar
     from longtail.paper.reproduce import reproduce
     from longtail.paper.work import Work, released_config, released_networks
 
@@ -96,15 +96,6 @@ def _reproduce(words: list[str]) -> int:
     display.line(f"written: {page}")
     options.print_json({"page": str(page), "results": str(page.parent / "results.json")})
     return 0
-
-
-def _config(recipe: str, words: list[str], options: Reproduce) -> TrainConfig:
-    """A recipe with the settings of the TOML file and of the command line."""
-    base = toy_of(RECIPES[recipe]) if options.toy else RECIPES[recipe]
-    start = changed(base, read_settings(options), words)
-    settings = parse(Reproduce, words, PROGRAM, HELP, default=Reproduce(settings=start)).settings
-    refuse_single(settings, start)
-    return settings
 
 
 def _checked(options: Reproduce, name: str) -> Path:
@@ -135,7 +126,7 @@ def _check_released(options: Reproduce, name: str) -> None:
         raise UserError(f"{'--toy' if options.toy else name} needs no released networks; leave out --released")
     if options.seeds != Reproduce.seeds:
         raise UserError("--released takes the seeds of the released networks; leave out --seeds")
-    from longtail.tasks.entries import BASE, Entry
+    from longtail.tasks.cells import BASE, Entry
 
     for method in options.methods:
         if Entry.of(method).stage_one != BASE:

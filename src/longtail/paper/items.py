@@ -1,4 +1,4 @@
-"""The paper's tables and figures by name: what each shows, on which data, and the paper's own numbers.
+"""The paper's tables and figures by name: what each shows, on which data, and the numbers in the paper.
 
 `python -m longtail.paper NAME` makes them. This file imports nothing heavy: help texts and completion read it.
 
@@ -24,7 +24,7 @@ class Item:
         kind: how it is made.
         recipes: the training runs it needs; none if it needs no data.
         methods: what is compared; empty for all that the paper compares on the data.
-        figures: drawings of `longtail.report.figures` that it consists of.
+        figures: drawings of `longtail.report.figures` and `longtail.paper.figures` that it consists of.
     """
 
     where: str

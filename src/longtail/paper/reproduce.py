@@ -6,7 +6,7 @@ OUT/NAME/     README.md with the table or figure, results.json with its numbers,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,27 @@ from matplotlib.figure import Figure
 
 from longtail.config import TrainConfig, describe, differences
 from longtail.files.atomic import write_json, write_text
-from longtail.files.provenance import provenance
-from longtail.files.records import FORMAT
+from longtail.files.records import FORMAT, provenance
 from longtail.methods import POSTHOC_METHODS
 from longtail.metrics.intervals import over_seeds
 from longtail.metrics.margins import State
 from longtail.metrics.table import SCORES, SHOTS
+from longtail.outputs.record import Outputs
+from longtail.paper.figures import accuracy_against_gamma, disalign_beside_marc, f1_over_data_sets
 from longtail.paper.items import AFTER_STAGE_ONE, FORMULAS, NUMBERS, SCORES_SHOWN
 from longtail.paper.work import Work, require_data, take_released
 from longtail.posthoc.inputs import fit_outputs
 from longtail.posthoc.marc import MARC
 from longtail.recipes import RECIPES
 from longtail.report.build import calibrated_elsewhere
-from longtail.report.figures import AFTER, BEFORE, drawing, plain, save, write_figures
-from longtail.report.summary import Calibrated, Summary, summarise
-from longtail.runs.folder import build_posthoc_for
-from longtail.tasks.rows import FAMILIES, Row
-from longtail.tasks.tables import markdown_table, show_interval
+from longtail.report.figures import FIGURES, drawing, save, write_figures
+from longtail.report.summary import Calibrated, scores, summarise
+from longtail.runs.folder import Run, build_posthoc_for
+from longtail.tasks.tables import FAMILIES, Row, markdown_table, show_interval
 
 Made = tuple[list[str], Any]  # lines of Markdown, and the numbers behind them
 MEANS = ("logits", "margins")
-F1_FIGURE = "f1-over-data-sets"
+DISALIGN_FIGURE = "disalign-beside-marc"
 
 
 def reproduce(work: Work) -> Path:
@@ -84,7 +84,7 @@ def _formulas(work: Work) -> Made:
     """Table 1, and the class of each method."""
     methods = {name: POSTHOC_METHODS[name] for name in FORMULAS}
     rows = [
-        [method.title, FORMULAS[name], method.trains, f"`longtail.{method.class_name}`"]
+        [method.title, FORMULAS[name], method.trains, f"`longtail.posthoc.{method.path}`"]
         for name, method in methods.items()
     ]
     return markdown_table(["Method", "calibrated logit of class j", "trains", "class"], rows), FORMULAS
@@ -177,97 +177,78 @@ def _stage_one(work: Work) -> Made:
     for recipe in work.configs:
         work.compared(recipe, ("softmax",), work.seeds[recipe])
     target = next(iter(work.configs))
-    scores: dict[str, list[tuple[float, float]]] = {}
+    accuracies: dict[str, list[tuple[float, float]]] = {}
     for recipe, config in work.configs.items():
         for seed in (seed for seed in work.seeds[recipe] if seed in work.seeds[target]):
             runs = work.run(recipe, seed), work.run(target, seed)
             before, after = calibrated_elsewhere(*runs, "test", config.root, config.workers, work.display)
-            scores.setdefault(recipe, []).append((before.top1, after.top1))
+            accuracies.setdefault(recipe, []).append((before.top1, after.top1))
     rows = []
-    for recipe, pairs in scores.items():
+    for recipe, pairs in accuracies.items():
         means = [show_interval(SCORES["top1"], over_seeds(list(values))) for values in zip(*pairs, strict=True)]
         paper = f"{AFTER_STAGE_ONE[recipe]:.1f}" if recipe in AFTER_STAGE_ONE else "–"
         rows.append([recipe, *means, paper])
     table = markdown_table(["Stage one on", "Softmax", "after MARC", "in the paper"], rows)
     note = f"Top-1 accuracy in per cent; MARC is fitted on the training images of {target} in every row."
-    return [*table, "", note], scores
+    return [*table, "", note], accuracies
 
 
 def _f1(work: Work) -> Made:
     """Macro F1 of every recipe before and after MARC."""
-    scores: dict[str, dict[str, list[float]]] = {}
+    f1: dict[str, dict[str, list[float]]] = {}
     for recipe in work.configs:
         results = work.compared(recipe, ("softmax", "marc"), work.seeds[recipe])
-        scores[recipe] = {
+        f1[recipe] = {
             state: [result["metrics"]["macro_f1"] for result in results if result["method"] == method]
             for state, method in (("before", "softmax"), ("after", "marc"))
         }
-    with drawing():
-        picture, *_ = save(draw_f1(scores), work.folder, F1_FIGURE)
     rows = [
         [recipe, *(", ".join(SCORES["macro_f1"].show(value) for value in values) for values in states.values())]
-        for recipe, states in scores.items()
+        for recipe, states in f1.items()
     ]
     table = markdown_table(["Macro F1, one per seed", "before", "after MARC"], rows)
-    return [f"![{F1_FIGURE}]({picture.name})", "", *table], scores
+    return [*_saved(work, "f1-over-data-sets", f1_over_data_sets, f1), *table], f1
 
 
-def draw_f1(scores: Mapping[str, Mapping[str, list[float]]]) -> Figure:
-    """Data set → before, after → macro F1 per seed: bars of the means, one pair per data set, and a dot per seed."""
-    figure = Figure(figsize=(max(4.0, 1.2 + 1.3 * len(scores)), 3.2), layout="constrained")
-    axes = figure.subplots()
-    positions = np.arange(len(scores))
-    for state, shift, color in (("before", -0.19, BEFORE), ("after", 0.19, AFTER)):
-        values = [100 * np.array(one[state]) for one in scores.values()]
-        axes.bar(positions + shift, [seeds.mean() for seeds in values], width=0.36, color=color, label=state)
-        for position, seeds in zip(positions + shift, values, strict=True):
-            # At the bottom of its bar, where no dot covers it.
-            text = axes.annotate(f"{seeds.mean():.1f}", (position, 0), (0, 3), textcoords="offset points")
-            text.set(ha="center", fontsize=8, color="white" if seeds.mean() > 8 else "black")
-            if len(seeds) > 1:
-                axes.scatter(np.full(len(seeds), position), seeds, color="black", s=6, zorder=3, linewidths=0)
-    axes.set_xticks(positions, [plain(name).replace(", ", "\n") for name in scores], fontsize=8)
-    axes.set_ylabel("macro F1, held-out images (%)")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=2)
-    return figure
-
-
-def _summary(work: Work) -> Summary:
-    """The report's numbers of the Softmax run of the first seed; DisAlign and HALO are fitted where they are drawn."""
+def _outputs(work: Work) -> tuple[Run, Outputs, Outputs, Outputs | None]:
+    """The Softmax run of the first seed and its training, test and validation outputs."""
     (recipe, config), *_ = work.configs.items()
     seed, *_ = work.seeds[recipe]
     work.compared(recipe, ("softmax",), (seed,))
     run = work.run(recipe, seed).using(root=config.root, workers=config.workers, display=work.display)
-    train, test = run.outputs("train", views=1), run.outputs("test")
     validation = run.outputs("validation") if "validation" in run.split_sizes else None
-    names = ["marc"]
-    if "disalign-beside-marc" in work.item.figures:
-        names += ["disalign"] if validation is None else ["disalign", "halo"]
+    return run, run.outputs("train", views=1), run.outputs("test"), validation
+
+
+def _drawing(work: Work) -> Made:
+    """Figures of a report on MARC; DisAlign and HALO are fitted where they are drawn."""
+    run, train, test, validation = _outputs(work)
+    beside = DISALIGN_FIGURE in work.item.figures
+    names = ["marc", *(["disalign"] if beside else []), *(["halo"] if beside and validation else [])]
     calibrated = []
     for name in names:
         method = build_posthoc_for(run, name, {})
         fit_outputs(method, train, validation)
         logits = np.asarray(method.transform(test))
         calibrated.append(Calibrated(POSTHOC_METHODS[name].title, logits, method.n_parameters_))
-    gammas = MARC().fit_path(train) if work.item.kind == "gamma" else {}
-    return summarise(test, validation, calibrated, gammas)
-
-
-def _drawn(work: Work, summary: Summary) -> list[str]:
-    files = write_figures(summary, work.folder, work.item.figures)
-    return [line for file in files if file.suffix == ".png" for line in (f"![{file.stem}]({file.name})", "")]
-
-
-def _drawing(work: Work) -> Made:
-    summary = _summary(work)
+    summary = summarise(test, validation, calibrated)
+    pictures = _saved(work, DISALIGN_FIGURE, disalign_beside_marc, summary) if beside else []
+    drawn = write_figures(summary, work.folder, [name for name in work.item.figures if name in FIGURES])
+    pictures += [line for file in drawn if file.suffix == ".png" for line in (f"![{file.stem}]({file.name})", "")]
     states = {state.title: state for state in (summary.before, *summary.others.values(), summary.after)}
     columns = ["", "Balanced accuracy", *(f"rank correlation of class size and mean {name[:-1]}" for name in MEANS)]
     rows = [
         [title, SCORES["balanced"].show(state.metrics.balanced), *(f"{state.correlation[name]:+.2f}" for name in MEANS)]
         for title, state in states.items()
     ]
-    numbers = {title: _class_numbers(state) for title, state in states.items()}
-    return [*_drawn(work, summary), *markdown_table(columns, rows)], numbers
+    return [*pictures, *markdown_table(columns, rows)], {title: _class_numbers(one) for title, one in states.items()}
+
+
+def _saved(work: Work, name: str, draw: Callable[[Any], Figure], numbers: Any) -> list[str]:
+    """Draw a figure in every format; returns the lines that show it."""
+    with drawing():
+        picture, *_ = save(draw(numbers), work.folder, name)
+    return [f"![{name}]({picture.name})", ""]
 
 
 def _class_numbers(state: State) -> dict[str, Any]:
@@ -280,12 +261,13 @@ def _class_numbers(state: State) -> dict[str, Any]:
 
 
 def _gamma(work: Work) -> Made:
-    summary = _summary(work)
+    _, train, test, _ = _outputs(work)
+    points = {gamma: scores(np.asarray(marc.transform(test)), test) for gamma, marc in MARC().fit_path(train).items()}
     names = ("balanced", "top1", *SHOTS)
-    points = {point.setting: {name: getattr(point.metrics, name) for name in names} for point in summary.gammas}
-    rows = [[f"{gamma:g}", *(SCORES[name].show(scores[name]) for name in names)] for gamma, scores in points.items()]
+    numbers = [{"gamma": gamma, **{name: getattr(one, name) for name in names}} for gamma, one in points.items()]
+    rows = [[f"{point['gamma']:g}", *(SCORES[name].show(point[name]) for name in names)] for point in numbers]
     table = markdown_table(["gamma", *(SCORES[name].heading for name in names)], rows)
-    return [*_drawn(work, summary), *table], [{"gamma": gamma, **scores} for gamma, scores in points.items()]
+    return [*_saved(work, "accuracy-against-gamma", accuracy_against_gamma, points), *table], numbers
 
 
 MAKERS: dict[str, Callable[[Work], Made]] = {

@@ -6,19 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from longtail.config import PLACES, TrainConfig, describe, differences
+from longtail.config import OF_MACHINE, TrainConfig, describe, differences
 from longtail.data.splits import open_splits
 from longtail.errors import UserError
 from longtail.files.progress import Display
 from longtail.paper.items import NUMBERS, Item
 from longtail.recipes import RECIPES
 from longtail.runs.folder import Run
-from longtail.runs.released import PREFIX, copy_released, released_names
-from longtail.tasks.cells import Cell, Result
+from longtail.runs.record import RELEASED, copy_released, released_names
+from longtail.tasks.cells import BASE, Cell, Entry, Result
 from longtail.tasks.compare import compare
-from longtail.tasks.entries import BASE, Entry
-from longtail.tasks.rows import Row, summarise
-from longtail.tasks.tables import write_tables
+from longtail.tasks.tables import Row, summarise, write_tables
 
 
 @dataclass(frozen=True)
@@ -87,17 +85,23 @@ def released_networks(recipes: Iterable[str]) -> dict[str, dict[int, Run]]:
     """
     groups: dict[str, list[dict[int, Run]]] = {}  # recipe → networks that were trained alike, by seed
     for name in released_names():
-        run = Run.open(f"{PREFIX}{name}")
+        run = Run.open(f"{RELEASED}{name}")
         for recipe in recipes:
             if run.config.method == BASE.name and _data_of(run.config) == _data_of(RECIPES[recipe]):
-                alike = next((group for group in groups.get(recipe, ()) if not _changed(group, run)), None)
+                candidates = groups.setdefault(recipe, [])
+                alike = next((group for group in candidates if not _changed(group, run)), None)
                 if alike is None:
-                    groups.setdefault(recipe, []).append(alike := {})
+                    candidates.append(alike := {})
                 alike[run.config.seed] = run
+    for recipe, candidates in groups.items():
+        candidates.sort(key=len, reverse=True)
+        if len(candidates) > 1 and len(candidates[0]) == len(candidates[1]):
+            changed = "; ".join(_changed(candidates[0], next(iter(candidates[1].values()))))
+            raise UserError(f"the released networks of {recipe} were trained differently: {changed}")
     if not groups:
         names = ", ".join(recipes)
         raise UserError(f"there is no released network for {names}: `longtail methods --released` lists them")
-    return {recipe: _most_seeds(recipe, groups[recipe]) for recipe in recipes if recipe in groups}
+    return {recipe: dict(sorted(groups[recipe][0].items())) for recipe in recipes if recipe in groups}
 
 
 def _data_of(config: TrainConfig) -> tuple[object, ...]:
@@ -110,20 +114,12 @@ def _changed(group: dict[int, Run], run: Run) -> list[str]:
     return differences(config, replace(run.config, seed=config.seed))
 
 
-def _most_seeds(recipe: str, groups: list[dict[int, Run]]) -> dict[int, Run]:
-    most, *rest = sorted(groups, key=len, reverse=True)
-    if rest and len(rest[0]) == len(most):
-        changed = _changed(most, next(iter(rest[0].values())))
-        raise UserError(f"the released networks of {recipe} were trained differently: {'; '.join(changed)}")
-    return dict(sorted(most.items()))
-
-
 def released_config(networks: dict[int, Run], given: TrainConfig, recipe: str) -> TrainConfig:
     """The configuration of the released networks of a recipe, with the given paths."""
     if changed := differences(RECIPES[recipe], given):
         raise UserError(f"--released takes the settings of the released networks; leave out {changed[0].split(':')[0]}")
     first = next(iter(networks.values()))
-    return replace(first.config, **{name: getattr(given, name) for name in PLACES})
+    return replace(first.config, **{name: getattr(given, name) for name in OF_MACHINE})
 
 
 def take_released(work: Work) -> None:

@@ -1,5 +1,6 @@
 """Methods that calibrate a trained classifier from its stored outputs: one file each."""
 
+from longtail.posthoc.affine import AffinePostHoc
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
 from longtail.posthoc.disalign import DisAlign
@@ -11,7 +12,6 @@ from longtail.posthoc.marc import MARC
 from longtail.posthoc.multilabel import MultiLabelCalibration
 from longtail.posthoc.platt import PlattScaling
 from longtail.posthoc.probe.estimator import Probe
-from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.scaling import MatrixScaling, TemperatureScaling, VectorScaling
 from longtail.posthoc.solver import FitResult
 from longtail.posthoc.tau_norm import TauNorm

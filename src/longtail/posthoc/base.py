@@ -19,14 +19,15 @@ from torch import Tensor, nn
 
 from longtail.errors import UserError
 from longtail.files.tensors import as_array, single_at_least, writable
-from longtail.heads.layers import linear_layer
+from longtail.heads.fold import linear_layer
 from longtail.outputs.checks import Array, as_features, as_logits, check_rows, refuse_beside_outputs
 from longtail.outputs.record import Outputs
 from longtail.posthoc.deployment import DeploymentMixin
-from longtail.posthoc.held_out import require_unseen
+from longtail.posthoc.held_out import compared_with_training
 from longtail.posthoc.inputs import FitData, as_fit_data
 from longtail.posthoc.result_check import check_fit_result
 from longtail.posthoc.solver import FitResult
+from longtail.posthoc.solver.linear import LinearHead
 
 Method = TypeVar("Method", bound="PostHoc")
 
@@ -110,8 +111,8 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
         validate_data(self, named, skip_check_array=True)  # number and names of the columns
         # Arrays may be logits of cross-validation: each is unseen, although a setting is chosen on the same samples.
         is_checked = self.refuses_seen or (isinstance(logits, Outputs) and self.chooses_a_setting)
-        if held_out is not None and is_checked:
-            require_unseen(data, held_out)
+        if held_out is not None:
+            held_out = compared_with_training(data, held_out, refuse=is_checked)
         return self.fit_checked(data, held_out)
 
     def fit_cross_validated(self, logits: Any, y: Any, **arrays: Any) -> Self:
@@ -122,34 +123,33 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
         return self.fit_checked(data, data)
 
     def fit_checked(self, data: FitData, validation: FitData | None, *, judge: bool = True) -> Self:
-        """Fit on checked input; `judge`: warn of harm, and try the method on the held-out samples."""
-        if validation is not None and validation.num_classes != data.num_classes:
-            raise UserError(f"{data.num_classes} classes to fit on, {validation.num_classes} in validation")
+        """Fit on checked input; `judge`: warn of harm, and score the method on held-out samples for a deployment."""
         self.classes_, self.n_features_in_ = data.classes, data.num_classes
         try:
             self._fit(data, validation)
         except np.linalg.LinAlgError as error:
-            raise UserError(self._too_large(str(error))) from error
+            raise self._not_finite(str(error)) from error
         self._require_finite()
         if judge:
             check_fit_result(self, data, validation)
-            self._try_on_unseen(data, validation)
+            self.set_scores_ = self.prior_check_ = None
+            if validation is not None:
+                self._score_held_out(data, validation)
         return self
 
     def _require_finite(self) -> None:
         """Refuse a result that is not finite."""
-        for name, value in self._fitted_numbers().items():
-            is_number = isinstance(value, np.ndarray | float) and np.asarray(value).dtype.kind == "f"
-            # Minus infinity is the shift of a class that a target prior rules out.
-            if is_number and not (np.isneginf(value) | (np.abs(value) <= np.finfo(np.float32).max)).all():
-                raise UserError(self._too_large(name))
+        for name in (name for name in vars(self) if name.endswith("_")):
+            value = getattr(self, name)
+            for part in value.values() if isinstance(value, dict) else [value]:
+                for numbers in vars(part).values() if isinstance(part, LinearHead) else [part]:
+                    is_float = isinstance(numbers, np.ndarray | float) and np.asarray(numbers).dtype.kind == "f"
+                    # Minus infinity is the shift of a class that a target prior rules out.
+                    if is_float and not (np.isneginf(numbers) | (np.abs(numbers) <= np.finfo(np.float32).max)).all():
+                        raise self._not_finite(name)
 
-    def _fitted_numbers(self) -> dict[str, Any]:
-        """What was fitted, by name."""
-        return {name: value for name, value in vars(self).items() if name.endswith("_")}
-
-    def _too_large(self, what: str) -> str:
-        return (
+    def _not_finite(self, what: str) -> UserError:
+        return UserError(
             f"the fit of {type(self).__name__} gave numbers that are not finite ({what}): logits, class counts "
             "or norms of the head are too large or too small to compute with"
         )
@@ -162,8 +162,10 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
         return 1 if self.fitted_on_unseen else None
 
     def refitted(self, data: FitData, validation: FitData) -> PostHoc:
-        """The method fitted for other held-out samples; by default anew, if its fit uses them."""
-        return unfitted(self).fit_checked(data, validation, judge=False) if self.needs_validation else self
+        """The method fitted with other held-out samples; itself, if only a setting is chosen on them."""
+        if not self.needs_validation or self.chooses_a_setting:
+            return self
+        return unfitted(self).fit_checked(data, validation, judge=False)
 
     def notes(self) -> list[str]:
         """Sentences about the fit that a user should read."""
@@ -219,18 +221,21 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
     def _calibrated(self, logits: Any, features: Any) -> Array:
         """The result of `transform`, before `set_output` changes its container."""
         check_is_fitted(self)
+        if not isinstance(logits, Outputs | Tensor) and not hasattr(logits, "shape"):
+            logits = np.asarray(logits)
+        shape = logits.rows().shape if isinstance(logits, Outputs) else logits.shape
+        if len(shape) == 2 and shape[1] != self.n_features_in_:
+            raise UserError(
+                f"X has {shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input: one logit per class it was fitted on"
+            )
         if isinstance(logits, Outputs):
             refuse_beside_outputs(features=features)
             rows = logits.rows()
-            self._require_width(rows.shape[1])
             check_rows(rows)
             inputs = None if logits.features is None else torch.from_numpy(np.array(logits.features)).float()
             return self._apply(rows.read(slice(None)), inputs).numpy()
-        shape: tuple[int, ...] = getattr(logits, "shape", ())
-        if len(shape) == 2:
-            self._require_width(shape[1])  # before as_logits, whose error for one column is less clear
         array = as_logits(logits)
-        self._require_width(array.shape[1])
         validate_data(self, logits, reset=False, skip_check_array=True)  # columns of the same names
         given_tensor = isinstance(logits, Tensor)
         tensor = single_at_least((logits if given_tensor else writable(array)).detach()).contiguous()
@@ -239,13 +244,6 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
         if not bool((calibrated <= torch.finfo(calibrated.dtype).max).all()):
             raise UserError(f"{type(self).__name__} gives logits that are not finite: these are too large for the fit")
         return calibrated if given_tensor else calibrated.numpy()
-
-    def _require_width(self, columns: int) -> None:
-        if columns != self.n_features_in_:
-            raise UserError(
-                f"X has {columns} features, but {type(self).__name__} is expecting {self.n_features_in_} "
-                "features as input: one logit per class it was fitted on"
-            )
 
     @overload
     def predict_proba(self, logits: Tensor, features: Any = None) -> Tensor: ...

@@ -18,19 +18,22 @@ import torch
 from torch import Tensor
 
 from longtail.errors import UserError
-from longtail.posthoc.base import PostHoc, unfitted
+from longtail.posthoc.affine import AffinePostHoc
+from longtail.posthoc.base import PostHoc
 from longtail.posthoc.crt import CRT
-from longtail.posthoc.deployment import transformed
 from longtail.posthoc.halo import HALO
-from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, best_scale, log_likelihood, require_unseen
+from longtail.posthoc.held_out import (
+    FOLDS,
+    HOW_TO_HOLD_OUT,
+    compared_with_training,
+    out_of_fold_logits,
+    stratified_folds,
+)
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.logit_adjustment import LogitAdjustment
 from longtail.posthoc.marc import MARC
-from longtail.posthoc.priors import log_target, shifted
-from longtail.posthoc.scale_and_shift import AffinePostHoc
+from longtail.posthoc.priors import best_scale, log_likelihood, log_target, shifted
 from longtail.posthoc.solver import FitResult
-
-FOLDS = 5
 
 
 class Unchanged(AffinePostHoc):
@@ -96,18 +99,18 @@ def try_candidates(train: FitData | None, held_out: FitData | None, target_prior
     if train is None:
         _require_two_of_each(held_out)
     else:
-        require_unseen(train, held_out)
+        compared_with_training(train, held_out, refuse=True)
     data = train or held_out
     log_prior = np.log(data.class_counts / data.class_counts.sum())
     target = log_target(target_prior, log_prior, data.class_names)
-    folds = stratified(held_out.labels.numpy(), FOLDS, seed)
+    folds = stratified_folds(held_out.labels.numpy(), FOLDS, seed)
     weights = target_weights(held_out, target)
     candidates = []
     for name, method in _methods(train, held_out).items():
         method.fit_checked(data, held_out, judge=False)
         # The unchanged model is not moved to the target prior; it only drops classes of weight 0.
         shift = np.where(np.isneginf(target), target, 0.0) if name == "softmax" else target
-        scores = unseen_scores(method, train, held_out, folds)
+        scores = out_of_fold_logits(method, data, held_out, folds)
         hits = (shifted(scores, shift).argmax(1) == held_out.labels).numpy()
         likelihood = _likelihood(scores, shift, held_out, weights, folds)
         candidates.append(Candidate(name, method, shift, likelihood, hits))
@@ -145,38 +148,8 @@ def target_weights(held_out: FitData, target: np.ndarray) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
 
-def stratified(labels: np.ndarray, number: int, seed: int) -> np.ndarray:
-    """(M,) fold of each sample; every class is spread evenly over the folds."""
-    rng = np.random.default_rng(seed)
-    fold = np.empty(len(labels), dtype=np.int64)
-    first = 0
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        fold[members] = (first + np.arange(len(members))) % number
-        first += len(members)
-    return fold
-
-
-def unseen_scores(method: PostHoc, train: FitData | None, held_out: FitData, folds: np.ndarray) -> Tensor:
-    """Calibrated logits (M, K) of held-out samples, each by a fit that has not seen it."""
-    # Cross-validated outputs are both: what is fitted on them is fitted in folds, too.
-    learns = method.learns_from_seen and (train is None or train is held_out)
-    if not (learns or method.needs_validation):
-        return torch.cat(list(transformed(method, held_out)))
-    scores = torch.empty(held_out.rows.shape)
-    for fold in np.unique(folds):
-        left_out, kept = np.flatnonzero(folds == fold), held_out.subset(np.flatnonzero(folds != fold))
-        fitted = method
-        if train is None or train is held_out:
-            fitted = unfitted(method).fit_checked(kept, None if train is None else kept, judge=False)
-        elif (kept.seen_counts > 0).sum() > 1:
-            fitted = method.refitted(train, kept)
-        scores[torch.from_numpy(left_out)] = torch.cat(list(transformed(fitted, held_out.subset(left_out))))
-    return scores
-
-
 def _likelihood(
-    scores: Tensor, shift: np.ndarray, held_out: FitData, weights: np.ndarray, folds: np.ndarray
+    scores: Tensor, shift: np.ndarray, held_out: FitData, weights: np.ndarray, folds: list[np.ndarray]
 ) -> np.ndarray:
     """(M,) log-likelihoods over the classes that have held-out samples, at the best temperature of the other folds."""
     present = np.flatnonzero((held_out.seen_counts > 0) & ~np.isneginf(shift))
@@ -187,8 +160,9 @@ def _likelihood(
     present_scores = scores[:, torch.from_numpy(present)].double()
     likelihood = np.zeros(len(codes))
     expected = (codes >= 0).numpy()  # a class that never occurs under the target prior has weight 0
-    for fold in np.unique(folds):
-        left_out, kept = expected & (folds == fold), expected & (folds != fold)
+    for fold in folds:
+        in_fold = np.isin(np.arange(len(codes)), fold)
+        left_out, kept = expected & in_fold, expected & ~in_fold
         scale = best_scale(present_scores[kept], codes[kept], offset, weights[kept]) if kept.any() else 1.0
         likelihood[left_out] = log_likelihood(present_scores[left_out], codes[left_out], offset, scale).numpy()
     return likelihood

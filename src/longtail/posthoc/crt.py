@@ -16,16 +16,40 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from longtail.errors import choose
 from longtail.outputs.checks import Array
-from longtail.posthoc.inputs import FitData
+from longtail.posthoc.affine import check_sgd, check_solver
+from longtail.posthoc.base import PostHoc
+from longtail.posthoc.inputs import FitData, require_features
 from longtail.posthoc.lws import balanced_weights
-from longtail.posthoc.new_head import NewHead, require_features
-from longtail.posthoc.settings import check_exact, check_sgd
 from longtail.posthoc.solver import FitResult, minimise
 from longtail.posthoc.solver.linear import SINGLE_PRECISION, LinearProblem, class_statistics, plain_penalty
 from longtail.posthoc.solver.sgd import train_parameters
+
+
+class NewHead(PostHoc):
+    """A linear head on the features that replaces the model's own.
+
+    Fitted attributes: `weight_` (K, D), `bias_` (K,), `result_`.
+    """
+
+    needs_features = True
+    weight_: np.ndarray
+    bias_: np.ndarray
+
+    def _apply(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        inputs = torch.as_tensor(require_features(features, self, self.weight_.shape[1]))
+        weight, bias = (torch.as_tensor(v).to(inputs) for v in (self.weight_, self.bias_))
+        return F.linear(inputs, weight, bias)
+
+    def fold(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        return torch.as_tensor(self.weight_).to(weight), torch.as_tensor(self.bias_).to(weight)
+
+    @property
+    def n_parameters_(self) -> int:
+        return self.weight_.size + self.bias_.size
 
 
 class CRT(NewHead):
@@ -66,7 +90,7 @@ class CRT(NewHead):
 
     def check_settings(self) -> None:
         choose("solver", self.solver, ("exact", "sgd"))
-        check_exact(self.ridge, self.tolerance, self.max_iter)
+        check_solver(self.tolerance, self.max_iter, self.ridge)
         check_sgd(self.batch_size, self.lr, self.seed)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:

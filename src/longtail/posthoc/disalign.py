@@ -24,13 +24,12 @@ from torch import Tensor, nn
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.files.tensors import writable
 from longtail.heads.kinds import DisAlignHead, align
+from longtail.posthoc.affine import check_sgd
 from longtail.posthoc.base import PostHoc, is_trained
-from longtail.posthoc.inputs import FitData
+from longtail.posthoc.inputs import FitData, require_features
 from longtail.posthoc.marc import class_weights
-from longtail.posthoc.new_head import require_features
-from longtail.posthoc.scale_and_shift import SMALLEST_SCALE
-from longtail.posthoc.settings import check_sgd
 from longtail.posthoc.solver import FitResult
+from longtail.posthoc.solver.affine import SMALLEST_SCALE
 from longtail.posthoc.solver.sgd import train_parameters, weight_decay_beside, weighted_cross_entropy
 
 

@@ -27,8 +27,6 @@ unknown share f of it. With z = T / sd:
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +35,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import norm, rankdata
 
 from longtail.errors import UserError
-from longtail.posthoc.held_out import USUAL_SPREAD, like_training
+from longtail.posthoc.priors import USUAL_SPREAD, like_training
 
 if TYPE_CHECKING:
     from longtail.posthoc.inputs import FitData
@@ -59,72 +57,29 @@ def warn(message: str) -> None:
     warnings.warn(message, FitWarning, stacklevel=2)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Rows that are checked: logits (B, K) float64 with mean 0 in each row, labels (B,)."""
-
-    logits: np.ndarray
-    labels: np.ndarray
-
-    @property
-    def classes(self) -> int:
-        return self.logits.shape[1]
-
-    @cached_property
-    def ranks(self) -> np.ndarray:
-        """(B, K) ranks within each column, between -1/2 and 1/2."""
-        ranks = rankdata(self.logits, axis=0)
-        return np.asarray((ranks - ranks.mean(0)) / len(ranks))
-
-    @cached_property
-    def agreement(self) -> tuple[float, float, float]:
-        """T, its standard deviation for labels in a random order, and the T of a model that is as sure as this one."""
-        counts = np.bincount(self.labels, minlength=self.classes)
-        size = len(self.labels)
-        squares = float((np.square(self.ranks) @ counts).sum() - np.square(self.ranks @ counts).sum() / size)
-        agreement = float(self.ranks[np.arange(size), self.labels].sum())
-        expected = float((softmax(self.logits, axis=1) * self.ranks).sum())
-        largest = float((counts * (1 - counts / size)).sum()) / 2  # if every class had the highest ranks of its column
-        return agreement, np.sqrt(max(squares, 0.0) / max(size - 1, 1)), min(expected, largest)
-
-    @property
-    def above_chance(self) -> float:
-        """Standard deviations by which the logits agree with the labels more than chance."""
-        agreement, deviation, _ = self.agreement
-        return agreement / deviation if deviation > 0 else 0.0
-
-    @property
-    def expected_above_chance(self) -> float:
-        """The same of a model whose probabilities are right."""
-        _, deviation, expected = self.agreement
-        return expected / deviation if deviation > 0 else 0.0
-
-    @property
-    def evidence_of_random_order(self) -> float:
-        """Bayes factor of labels in a random order against labels of these rows."""
-        z, reach = self.above_chance, self.expected_above_chance
-        return float(reach * norm.pdf(z) / (norm.cdf(z) - norm.cdf(z - reach)))
-
-    @property
-    def accuracy(self) -> float:
-        return float((self.logits.argmax(1) == self.labels).mean())
-
-
 def check_fit_inputs(data: FitData) -> None:
     """Refuse or warn of samples that are not logits, do not vary, or do not fit their labels or class counts."""
     chosen = rows_checked(data)
-    logits = data.rows.read(chosen).double().numpy()
-    _refuse_probabilities(logits)
-    sample = _Sample(logits - logits.mean(1, keepdims=True), data.labels.numpy()[chosen])
-    if len(np.unique(sample.labels)) < 2:
+    stored, labels = data.rows.read(chosen).double().numpy(), data.labels.numpy()[chosen]
+    _refuse_probabilities(stored)
+    if len(np.unique(labels)) < 2:
         return
-    if _is_constant(sample.logits, float(np.abs(logits).max())):
-        _refuse_constant_features(data, chosen)
+    logits = stored - stored.mean(1, keepdims=True)
+    if np.ptp(logits, axis=0).max() <= ROUNDING * np.abs(stored).max():
+        # Features that vary are enough for methods that replace the head.
+        features = None if data.features is None else np.asarray(data.features)[chosen]
+        if features is None or np.ptp(features, axis=0).max() <= ROUNDING * np.abs(features).max():
+            raise UserError(
+                f"every sample has the same logits ({len(data.labels):,} rows): the model has collapsed, or its inputs "
+                "are all the same; there is nothing to calibrate"
+            )
         return
-    _check_counts(data, sample)
-    _check_columns(sample, data.class_names)
-    _check_agreement(sample)
-    _check_scale(sample, logits)
+    agreement, deviation, expected = rank_agreement(logits, labels)
+    z, expected_z = (agreement / deviation, expected / deviation) if deviation > 0 else (0.0, 0.0)
+    _check_counts(data, logits, labels)
+    _check_columns(data, logits, labels, z)
+    _check_agreement(logits, labels, z, expected_z)
+    _check_scale(stored, logits, labels, z)
 
 
 def rows_checked(data: FitData) -> np.ndarray:
@@ -139,6 +94,18 @@ def log_likelihoods(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, 0.0)
 
 
+def rank_agreement(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
+    """T, its standard deviation for labels in a random order, and the T of a model that is as sure as this one."""
+    ranks, size = rankdata(logits, axis=0), len(labels)
+    ranks = np.asarray((ranks - ranks.mean(0)) / size)  # within each column, between -1/2 and 1/2
+    counts = np.bincount(labels, minlength=logits.shape[1])
+    squares = float((np.square(ranks) @ counts).sum() - np.square(ranks @ counts).sum() / size)
+    agreement = float(ranks[np.arange(size), labels].sum())
+    expected = float((softmax(logits, axis=1) * ranks).sum())
+    largest = float((counts * (1 - counts / size)).sum()) / 2  # if every class had the highest ranks of its column
+    return agreement, np.sqrt(max(squares, 0.0) / max(size - 1, 1)), min(expected, largest)
+
+
 def _refuse_probabilities(logits: np.ndarray) -> None:
     """Most rows, not all: a row of zeros, or one that was rounded, makes no logits of the others."""
     sums = logits.sum(1)
@@ -151,21 +118,7 @@ def _refuse_probabilities(logits: np.ndarray) -> None:
             )
 
 
-def _is_constant(rows: np.ndarray, largest: float) -> bool:
-    return bool(np.ptp(rows, axis=0).max() <= ROUNDING * largest)
-
-
-def _refuse_constant_features(data: FitData, chosen: np.ndarray) -> None:
-    """Features that vary are enough for methods that replace the head."""
-    features = None if data.features is None else np.asarray(data.features)[chosen]
-    if features is None or _is_constant(features, float(np.abs(features).max())):
-        raise UserError(
-            f"every sample has the same logits ({len(data.labels):,} rows): the model has collapsed, or its inputs "
-            "are all the same; there is nothing to calibrate"
-        )
-
-
-def _check_counts(data: FitData, sample: _Sample) -> None:
+def _check_counts(data: FitData, logits: np.ndarray, labels: np.ndarray) -> None:
     """Training counts that are those of the samples in another order.
 
     A held-out set may well be distributed like that. Then the logits, right for the training counts, gain by the
@@ -177,8 +130,8 @@ def _check_counts(data: FitData, sample: _Sample) -> None:
     is_balanced = like_training(np.full(len(seen), len(data.labels) / len(seen)), counts)
     if is_balanced or not like_training(np.sort(seen), np.sort(counts)):
         return
-    corrected = log_likelihoods(sample.logits + np.log(seen / np.maximum(counts, 1)), sample.labels)
-    if corrected.mean() > log_likelihoods(sample.logits, sample.labels).mean():
+    corrected = log_likelihoods(logits + np.log(seen / np.maximum(counts, 1)), labels)
+    if corrected.mean() > log_likelihoods(logits, labels).mean():
         return
     most, largest = data.class_names[int(seen.argmax())], data.class_names[int(counts.argmax())]
     warn(
@@ -187,12 +140,12 @@ def _check_counts(data: FitData, sample: _Sample) -> None:
     )
 
 
-def _check_columns(sample: _Sample, names: tuple[str, ...]) -> None:
-    """Columns that predict other classes than those they are said to be.
+def _check_columns(data: FitData, logits: np.ndarray, labels: np.ndarray, z: float) -> None:
+    """Columns that predict other classes than their own.
 
     Which column belongs to which class is taken from half of the samples, and tried on the others.
     """
-    predicted, labels, classes = sample.logits.argmax(1), sample.labels, sample.classes
+    predicted, classes, names = logits.argmax(1), logits.shape[1], data.class_names
     first = np.arange(len(labels)) % 2 == 0
     confusion = np.zeros((classes, classes))
     np.add.at(confusion, (labels[first], predicted[first]), 1)
@@ -214,39 +167,41 @@ def _check_columns(sample: _Sample, names: tuple[str, ...]) -> None:
     )
     present = np.count_nonzero(np.bincount(others, minlength=classes))
     agree = weights @ (predicted[~first] == column[others]) / present
-    if classes > 2 and agree - HIGHLY_SIGNIFICANT * error / present > 0.5 and sample.above_chance < SIGNIFICANT:
+    if classes > 2 and agree - HIGHLY_SIGNIFICANT * error / present > 0.5 and z < SIGNIFICANT:
         raise UserError(message)
     warn(message)
 
 
-def _check_agreement(sample: _Sample) -> None:
+def _check_agreement(logits: np.ndarray, labels: np.ndarray, z: float, expected_z: float) -> None:
     """Labels that agree with the logits no more than by chance, though the model is sure of its predictions."""
-    if sample.above_chance >= SIGNIFICANT or sample.expected_above_chance < DETECTABLE:
+    if z >= SIGNIFICANT or expected_z < DETECTABLE:
         return
     message = (
-        f"the logits agree with the labels no more than by chance ({100 * sample.accuracy:.1f} % of "
-        f"{len(sample.labels):,} predictions are correct): labels and logits may be in a different order of samples; "
+        f"the logits agree with the labels no more than by chance ({100 * (logits.argmax(1) == labels).mean():.1f} % "
+        f"of {len(labels):,} predictions are correct): labels and logits may be in a different order of samples; "
         "save both in one pass, without shuffling"
     )
+    # Bayes factor of labels in a random order against labels of these rows.
+    evidence = expected_z * norm.pdf(z) / (norm.cdf(z) - norm.cdf(z - expected_z))
     # Significantly less than chance is no random order either: such a model exists.
-    if sample.above_chance > -SIGNIFICANT and sample.evidence_of_random_order >= STRONG_EVIDENCE:
+    if z > -SIGNIFICANT and evidence >= STRONG_EVIDENCE:
         raise UserError(message)
     warn(message)
 
 
-def _check_scale(sample: _Sample, logits: np.ndarray) -> None:
+def _check_scale(stored: np.ndarray, logits: np.ndarray, labels: np.ndarray, z: float) -> None:
     """Logits whose softmax is less sure than the predictions are right: multiplied by a small number, or sigmoids."""
-    if sample.above_chance < HIGHLY_SIGNIFICANT:
+    if z < HIGHLY_SIGNIFICANT:
         return
-    if logits.min() >= 0 and logits.max() <= 1:
+    if stored.min() >= 0 and stored.max() <= 1:
         warn("all logits lie between 0 and 1: if they are probabilities (sigmoids), pass log(p / (1 - p)) instead")
         return
-    spread = float(sample.logits.std())
-    confidence = softmax(sample.logits, axis=1).max(1)
+    spread, accuracy = float(logits.std()), float((logits.argmax(1) == labels).mean())
+    confidence = softmax(logits, axis=1).max(1)
     error = float(np.sqrt((confidence * (1 - confidence)).sum())) / len(confidence)
-    if spread < USUAL_SPREAD[0] and sample.accuracy - confidence.mean() > HIGHLY_SIGNIFICANT * error:
+    if spread < USUAL_SPREAD[0] and accuracy - confidence.mean() > HIGHLY_SIGNIFICANT * error:
         warn(
             f"the logits of a sample differ by {spread:.1g} (standard deviation), a softmax is {confidence.mean():.0%} "
-            f"sure, yet {sample.accuracy:.0%} of the predictions are correct: pass the logits as the last layer gives "
+            f"sure, yet {accuracy:.0%} of the predictions are correct: pass the logits as the last layer gives "
             "them, not divided by a constant"
         )

@@ -29,7 +29,7 @@ from longtail.outputs.checks import (
 from longtail.outputs.record import Outputs
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.gate import check_fit_inputs
-from longtail.posthoc.held_out import require_unseen
+from longtail.posthoc.held_out import compared_with_training
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
@@ -54,6 +54,7 @@ class FitData:
         bias: (K,) of the head, if given.
         world: processes that share the work; each of them can read all of the data.
         names: (K,) of the classes in files, where they differ from `classes`.
+        seen: whether held-out samples turned out to be training samples.
     """
 
     rows: LogitRows
@@ -65,8 +66,8 @@ class FitData:
     weight: Tensor | None = None
     bias: Tensor | None = None
     world: World = SINGLE_PROCESS
-
     names: tuple[str, ...] | None = None
+    seen: bool = False
 
     @property
     def num_classes(self) -> int:
@@ -144,7 +145,8 @@ def from_arrays(
     seen = np.bincount(labels.numpy(), minlength=array.shape[1])
     counts = seen if class_counts is None else as_counts(class_counts, array.shape[1])
     if need_every_class:
-        require_every_class(seen, counts)
+        require_every_class(seen, "labels")
+        require_every_class(counts)
     norms = np.ones(array.shape[1]) if weight_norms is None else as_norms(weight_norms, array.shape[1])
     return FitData(LogitRows(array), labels, counts, norms, classes, features=inputs, bias=bias)
 
@@ -156,7 +158,8 @@ def from_outputs(outputs: Outputs, world: World = SINGLE_PROCESS, *, need_every_
     labels, classes = as_labels(outputs.labels, rows.shape)
     if need_every_class:
         seen = np.bincount(labels.numpy(), minlength=rows.shape[1])
-        require_every_class(seen, outputs.class_counts, outputs.class_names, outputs.split)
+        require_every_class(seen, f"labels of {outputs.split}", outputs.class_names)
+        require_every_class(outputs.class_counts, names=outputs.class_names)
     weight = None if outputs.head_weight is None else torch.from_numpy(outputs.head_weight)
     bias = None if outputs.head_bias is None else torch.from_numpy(outputs.head_bias)
     return FitData(
@@ -171,6 +174,18 @@ def from_outputs(outputs: Outputs, world: World = SINGLE_PROCESS, *, need_every_
         world=world,
         names=tuple(outputs.class_names),
     )
+
+
+def require_features(features: Array | None, method: PostHoc, width: int | None = None) -> Array:
+    """The features, as many per sample as in the fit, or an error that explains how to give them."""
+    if features is None:
+        raise UserError(
+            f"{type(method).__name__} needs features (N, D): pass Outputs that have them, or features=…; "
+            "in a file of saved logits, an array called features"
+        )
+    if width is not None and features.shape[1] != width:
+        raise UserError(f"{type(method).__name__} was fitted on {width} features per sample, not {features.shape[1]}")
+    return features
 
 
 def fit_outputs(
@@ -192,13 +207,14 @@ def fit_outputs(
                 "hold out images in training (--validation 0.1) or give held-out outputs (--validation FILE)"
             )
         if train is not None:
-            require_unseen(from_outputs(train, world, need_every_class=False), held_out)
+            compared_with_training(from_outputs(train, world, need_every_class=False), held_out, refuse=True)
         method.fit_checked(held_out, None)
         return
     assert train is not None
     data = check(train, need_every_class=needed)
-    if held_out is not None and (method.refuses_seen or method.chooses_a_setting):
-        require_unseen(data, held_out)
+    if held_out is not None:
+        refuse = method.refuses_seen or method.chooses_a_setting
+        held_out = compared_with_training(data, held_out, refuse=refuse)
     method.fit_checked(data, held_out)
 
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from longtail.outputs.checks import require_counts
+from longtail.outputs.checks import require_every_class
+from longtail.posthoc.affine import Formula, TauPostHoc
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import Formula, TauPostHoc
 
 
 class LogitAdjustment(TauPostHoc):
@@ -34,6 +34,6 @@ class LogitAdjustment(TauPostHoc):
         self.tau = tau
 
     def _formula(self, data: FitData) -> Formula:
-        require_counts(data.class_counts)
+        require_every_class(data.class_counts)
         log_prior = np.log(data.class_counts / data.class_counts.sum())
         return lambda tau: (np.ones(data.num_classes), -tau * log_prior)

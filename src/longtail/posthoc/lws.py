@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from longtail.posthoc.affine import AffinePostHoc, ScaleAndShift, identity
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import AffinePostHoc, ScaleAndShift, identity
 from longtail.posthoc.solver.affine import AffineProblem, ridge_per_number
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -23,30 +23,34 @@ from torch import Tensor
 
 from longtail.errors import choose
 from longtail.outputs.record import Outputs
+from longtail.posthoc.affine import (
+    GAMMAS,
+    AffinePostHoc,
+    balanced_accuracy,
+    best_setting,
+    check_sgd,
+    check_solver,
+    identity,
+    interpolated,
+    minimise_positive,
+    number_or_auto,
+    require_validation,
+    split_solution,
+    with_margins,
+)
 from longtail.posthoc.base import unfitted
 from longtail.posthoc.gate import warn
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import AffinePostHoc, identity, minimise_positive, split_solution, with_margins
-from longtail.posthoc.settings import (
-    GAMMAS,
-    balanced_accuracy,
-    best_setting,
-    check_exact,
-    check_sgd,
-    interpolated,
-    number_or_auto,
-    require_validation,
-)
 from longtail.posthoc.solver import FitResult, Solution
 from longtail.posthoc.solver.affine import AffineProblem, ridge_per_number
 from longtail.posthoc.solver.sgd import train_affine
 
 PAPER_GAMMA = 1.2
+EXACT_PASSES, SGD_STEPS = 500, 2000
 RELEASE_WARMUP = 800  # steps
 ENOUGH_IMAGES, FEWEST_IMAGES = 800, 50
 COARSE = 4  # every so many gammas are compared before those around the best of them
 ROUGH = 3e-4  # tolerance that is enough to compare gammas
-SGD_STEPS = 2000
 HARDLY_FALLEN = 0.5  # gradient after SGD, relative to the start; the paper's stage two ends at 0.01 to 0.45
 
 
@@ -60,23 +64,6 @@ def class_weights(class_counts: np.ndarray, gamma: float) -> np.ndarray:
     counts = np.asarray(class_counts, dtype=np.float64)
     weights = (counts.min() / counts) ** gamma
     return len(weights) * weights / weights.sum()
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What is known of other gammas: the problem without class weights, largest first gradients, answers so far."""
-
-    unweighted: AffineProblem
-    first: dict[float, float]
-    answers: dict[float, Solution] = field(default_factory=dict)
-
-    def start(self, gamma: float) -> np.ndarray:
-        """Where the answer for this gamma should be."""
-        found = self.answers.items()
-        return interpolated({other: one.x if one.ahead is None else one.ahead for other, one in found}, gamma)
-
-    def nearest(self, gamma: float) -> Solution:
-        return self.answers[min(self.answers, key=lambda other: abs(other - gamma))]
 
 
 class MARC(AffinePostHoc):
@@ -147,7 +134,7 @@ class MARC(AffinePostHoc):
         choose("ridge_centre", self.ridge_centre, ("identity", "zero"))
         choose("schedule", self.schedule, ("paper", "release"))
         choose("divide_by", self.divide_by, ("batch", "weights"))
-        check_exact(self.ridge, self.tolerance, self.max_iter)
+        check_solver(self.tolerance, self.max_iter, self.ridge)
         check_sgd(self.batch_size, self.lr, self.seed)
 
     def enough_images(self, num_classes: int) -> int | None:
@@ -160,13 +147,14 @@ class MARC(AffinePostHoc):
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         data = with_margins(data)
         if self.gamma == "auto":
-            solution, self.gamma_ = self._choose_gamma(data, validation)
+            solution, gamma = self._choose_gamma(data, validation)
         else:
-            self.gamma_ = float(self.gamma)
-            solution = self._solve(data, self.gamma_)
-        self._keep(solution, data)
+            gamma = float(self.gamma)
+            solution = self._solve(data, gamma)
+        self._set_solution(solution, gamma, data)
 
-    def _keep(self, solution: Solution, data: FitData) -> None:
+    def _set_solution(self, solution: Solution, gamma: float, data: FitData) -> None:
+        self.gamma_ = gamma
         self.omega_, self.beta_ = split_solution(solution.x)
         self.weight_norms_ = data.weight_norms
         self.scale_, self.shift_ = self.omega_, self.beta_ * self.weight_norms_
@@ -176,113 +164,123 @@ class MARC(AffinePostHoc):
     def n_parameters_(self) -> int:
         return 2 * len(self.omega_)
 
-    def _solve(
-        self, data: FitData, gamma: float, known: _Known | None = None, tolerance: float | None = None
-    ) -> Solution:
-        """The answer for one gamma; those for others tell where it is, and of the curvature there."""
-        weights = class_weights(data.class_counts, gamma)
-        if self.solver == "sgd":
-            by_class = torch.from_numpy(weights * data.frequency)
-            trained = train_affine(
-                data,
-                by_class,
-                steps=self.max_iter or SGD_STEPS,
-                batch_size=self.batch_size,
-                lr=self.lr,
-                warmup=RELEASE_WARMUP if self.schedule == "release" else 0,
-                weight_decay=self.ridge,
-                centre=self._centre(data),
-                divide_by=self.divide_by,
-                seed=self.seed,
-            )
-            return self._with_gradient(trained, self.problem(data, by_class))
-        problem = known.unweighted if known else self.problem(data, torch.from_numpy(data.frequency))
-        problem = problem.weighing(weights)
-        passes = 500 if self.max_iter is None else self.max_iter
-        tolerance = tolerance or self.tolerance
-        if known is None or not known.answers:
-            return minimise_positive(problem, identity(data.num_classes), tolerance=tolerance, max_evaluations=passes)
-        return minimise_positive(
-            problem,
-            known.start(gamma),
-            first=known.first[gamma],
-            memory=known.nearest(gamma).memory,
-            tolerance=tolerance,
-            max_evaluations=passes,
-        )
-
-    def _with_gradient(self, trained: Solution, problem: AffineProblem) -> Solution:
-        """The result of SGD and the gradient of the whole loss there; a warning if that has hardly fallen."""
-        points = (identity(len(trained.x) // 2), trained.x)
-        first, last = (float(np.abs(problem.value_and_gradient(x)[1]).max()) for x in points)
-        gradient = last / first if first > 0 else 0.0
-        if gradient > HARDLY_FALLEN:
-            warn(
-                f"{self.max_iter or SGD_STEPS:,} steps of SGD at lr {self.lr:g} were not enough for MARC: the gradient "
-                f"of its loss is still {gradient:.0%} of that at the start, as when most batches lack the rarest class "
-                '(solver="exact" has no such limit)'
-            )
-        return replace(trained, converged=gradient <= HARDLY_FALLEN, gradient=gradient)
-
-    def _known(self, data: FitData, gammas: Sequence[float]) -> _Known:
-        """Nothing yet but the largest entries of the gradients at the identity, which one pass gives for all gammas."""
-        problem = self.problem(data, torch.from_numpy(data.frequency))
-        factors = np.stack([class_weights(data.class_counts, gamma) for gamma in gammas])
-        largest = np.abs(problem.gradients(identity(data.num_classes), factors)).max(1)
-        return _Known(problem, dict(zip(gammas, largest.tolist(), strict=True)))
-
-    def _centre(self, data: FitData) -> np.ndarray:
-        return identity(data.num_classes) if self.ridge_centre == "identity" else np.zeros(2 * data.num_classes)
-
     def problem(self, data: FitData, weights: Tensor) -> AffineProblem:
         """The convex problem of these class weights (K,)."""
+        centre = identity(data.num_classes)
         return AffineProblem(
             data.rows,
             data.labels,
             weights[data.labels] / len(data.labels),
             torch.from_numpy(data.weight_norms),
             ridge=ridge_per_number(self.ridge, data.num_classes),
-            centre=self._centre(data),
+            centre=centre if self.ridge_centre == "identity" else np.zeros_like(centre),
             world=data.world,
         )
 
-    def _choose_gamma(self, data: FitData, validation: FitData | None) -> tuple[Solution, float]:
-        """The gamma with the best balanced accuracy on held-out outputs, and the answer for it.
+    def _solve(self, data: FitData, gamma: float) -> Solution:
+        weights = class_weights(data.class_counts, gamma)
+        if self.solver == "sgd":
+            return self._train(data, torch.from_numpy(weights * data.frequency))
+        return minimise_positive(
+            self.problem(data, torch.from_numpy(data.frequency)).weighing(weights),
+            identity(data.num_classes),
+            tolerance=self.tolerance,
+            max_evaluations=self.max_iter or EXACT_PASSES,
+        )
 
-        Some gammas are compared, then those around the best of them; rough answers are enough for that.
+    def _train(self, data: FitData, weights: Tensor) -> Solution:
+        """The paper's stage two, with class weights (K,); warns if the gradient of the whole loss has hardly fallen."""
+        problem, steps = self.problem(data, weights), self.max_iter or SGD_STEPS
+        trained = train_affine(
+            data,
+            weights,
+            steps=steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            warmup=RELEASE_WARMUP if self.schedule == "release" else 0,
+            weight_decay=self.ridge,
+            centre=problem.centre,
+            divide_by=self.divide_by,
+            seed=self.seed,
+        )
+        points = (identity(data.num_classes), trained.x)
+        first, last = (float(np.abs(problem.value_and_gradient(x)[1]).max()) for x in points)
+        gradient = last / first if first > 0 else 0.0
+        if gradient > HARDLY_FALLEN:
+            warn(
+                f"{steps:,} steps of SGD at lr {self.lr:g} were not enough for MARC: the gradient "
+                f"of its loss is still {gradient:.0%} of that at the start, as when most batches lack the rarest class "
+                '(solver="exact" has no such limit)'
+            )
+        return replace(trained, converged=gradient <= HARDLY_FALLEN, gradient=gradient)
+
+    def _choose_gamma(self, data: FitData, validation: FitData | None) -> tuple[Solution, float]:
+        """The gamma with the best balanced accuracy on held-out outputs, and the solution for it.
+
+        Some gammas are compared, then those around the best of them; rough solutions are enough for that.
         """
         held_out = require_validation(validation, "gamma")
-        known = self._known(data, GAMMAS)
+        path = _GammaPath(self, data, GAMMAS)
         scores: dict[float, float] = {}
 
         def compare(gammas: Sequence[float]) -> float:
             for gamma in gammas:
-                known.answers[gamma] = self._solve(data, gamma, known, tolerance=max(self.tolerance, ROUGH))
-                omega, beta = np.split(known.answers[gamma].x, 2)
+                omega, beta = np.split(path.solve(gamma, max(self.tolerance, ROUGH)).x, 2)
                 scores[gamma] = balanced_accuracy(omega, beta * data.weight_norms, held_out)
             return best_setting(scores, PAPER_GAMMA)
 
-        place = GAMMAS.index(compare(GAMMAS[::COARSE]))
-        chosen = compare([g for g in GAMMAS[max(place - COARSE + 1, 0) : place + COARSE] if g not in scores])
-        return self._solve(data, chosen, known), chosen
-
-    def _path(self, data: FitData, gammas: Sequence[float]) -> dict[float, Solution]:
-        """One solve per gamma, each from what the earlier answers tell of it: from a small one down, then up."""
-        known = self._known(data, gammas)
-        order = sorted(set(gammas))
-        place = len(order) // 5
-        for gamma in order[place::-1] + order[place + 1 :]:
-            known.answers[gamma] = self._solve(data, gamma, known)
-        return {gamma: known.answers[gamma] for gamma in gammas}
+        best = GAMMAS.index(compare(GAMMAS[::COARSE]))
+        chosen = compare([g for g in GAMMAS[max(best - COARSE + 1, 0) : best + COARSE] if g not in scores])
+        return path.solve(chosen, self.tolerance), chosen
 
     def fit_path(self, outputs: Outputs, gammas: Sequence[float] = GAMMAS) -> dict[float, MARC]:
         """A fitted MARC for each gamma, for about the price of five."""
         self.check_settings()
         data = with_margins(self._check(outputs))
-        path = {}
-        for gamma, solution in self._path(data, gammas).items():
-            fitted = unfitted(self).set_params(gamma=gamma)
-            fitted.classes_, fitted.n_features_in_, fitted.gamma_ = data.classes, data.num_classes, gamma
-            fitted._keep(solution, data)
-            path[gamma] = fitted
-        return path
+        path = _GammaPath(self, data, gammas)
+        order = sorted(set(gammas))
+        first = len(order) // 5  # a small one; from there down, then up
+        for gamma in order[first::-1] + order[first + 1 :]:
+            path.solve(gamma, self.tolerance)
+        fitted = {gamma: unfitted(self).set_params(gamma=gamma) for gamma in gammas}
+        for gamma, method in fitted.items():
+            method.classes_, method.n_features_in_ = data.classes, data.num_classes
+            method._set_solution(path.solutions[gamma], gamma, data)
+        return fitted
+
+
+class _GammaPath:
+    """Solutions for several gammas: each starts where the others lead to, with their curvature.
+
+    Args:
+        method: the settings of the solves.
+        data: samples of the fit.
+        gammas: that will be solved; one pass gives the largest entries of their first gradients.
+    """
+
+    def __init__(self, method: MARC, data: FitData, gammas: Sequence[float]) -> None:
+        self.method, self.data = method, data
+        self.solutions: dict[float, Solution] = {}
+        self.problem = method.problem(data, torch.from_numpy(data.frequency))
+        factors = np.stack([class_weights(data.class_counts, gamma) for gamma in gammas])
+        largest = np.abs(self.problem.gradients(identity(data.num_classes), factors)).max(1)
+        self.first = dict(zip(gammas, largest.tolist(), strict=True))
+
+    def solve(self, gamma: float, tolerance: float) -> Solution:
+        """The solution for one gamma."""
+        if self.method.solver == "sgd":
+            self.solutions[gamma] = self.method._solve(self.data, gamma)
+            return self.solutions[gamma]
+        start, settings = identity(self.data.num_classes), {}
+        if self.solutions:
+            nearest = min(self.solutions, key=lambda other: abs(other - gamma))
+            start = interpolated({other: solution.ahead for other, solution in self.solutions.items()}, gamma)
+            settings = {"first": self.first[gamma], "memory": self.solutions[nearest].memory}
+        self.solutions[gamma] = minimise_positive(
+            self.problem.weighing(class_weights(self.data.class_counts, gamma)),
+            start,
+            tolerance=tolerance,
+            max_evaluations=self.method.max_iter or EXACT_PASSES,
+            **settings,
+        )
+        return self.solutions[gamma]

@@ -33,10 +33,11 @@ from longtail.errors import UserError, choose, number, whole_number
 from longtail.outputs.checks import Array, as_label_matrix, as_logits, vector
 from longtail.outputs.record import Outputs
 from longtail.outputs.rows import LogitRows
+from longtail.posthoc.affine import AffinePostHoc
 from longtail.posthoc.gate import warn
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import SMALLEST_SCALE, AffinePostHoc
 from longtail.posthoc.solver import FitResult
+from longtail.posthoc.solver.affine import SMALLEST_SCALE
 
 CLOSE = 1e-6  # distance to the optimum at the end, in standard errors of the fitted numbers
 ROUNDING = 1e-12  # relative, of a loss

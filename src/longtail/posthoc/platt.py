@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from longtail.errors import UserError
 from longtail.heads.kinds import SigmoidHead
 from longtail.outputs.rows import LogitRows
+from longtail.posthoc.affine import ScaleAndShift, folded_affine, identity
 from longtail.posthoc.base import is_trained
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import ScaleAndShift, folded_affine, identity
 from longtail.posthoc.solver import Problem
-from longtail.posthoc.solver.curvature import Blocks
+from longtail.posthoc.solver.lbfgs import Blocks
 
 
 def _scores(logits: Tensor) -> Tensor:

@@ -7,25 +7,31 @@ unlabelled samples at any other, and p maximises
     sum_i log sum_k post_k(x_i) q_p(k) / q0(k) - p^2 / 2,        q_p = pi^p / sum(pi^p),  p ~ N(0, 1)
 
 It needs posteriors that are right along log pi, so it is tried first where p is known: on held-out samples that are
-weighted to the training prior (p = 1) and to balance (p = 0). A bias is corrected, a large one is refused.
+weighted to the training prior (p = 1) and to balance (p = 0). A bias is corrected, a large one is refused. Frequencies
+that look like no power are reported if they are further from one than those of held-out samples, weighted to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from longtail.errors import UserError, whole_number
-from longtail.posthoc.held_out import to_effective_number
+from longtail.files.tensors import as_array
 from longtail.posthoc.prior_powers import Peak, PowerFamily, is_spread_out
+from longtail.posthoc.priors import to_effective_number
 
 FEWEST_SAMPLES = 30
 NORMAL = 1.96
 USUAL_BIAS = 0.3  # standard deviation of the bias of p over networks
 MOST_BIAS = 0.7
+LARGEST_ROUNDING = 0.01  # of the sum of a row, as float16 may have
 SLOPES = (0.5, 2.0)  # smallest and largest change of the estimate where p changes by 1
-SIGNIFICANT, MISFIT = 0.01, 0.1  # samples that fit no power: a p-value, and a squared distance between frequencies
+# Samples that fit no power: a p-value, and a squared distance between frequencies, beyond that of held-out samples.
+SIGNIFICANT, MISFIT = 0.01, 0.05
+TRIED_MISFITS = (-1.0, 0.0, 1.0)  # powers
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class PriorCheck:
         natural_error: its standard error.
         balanced_bias: the same with samples weighted to balance (p = 0).
         balanced_error: its standard error.
+        misfits: squared distances of frequencies from the powers -1, 0 and 1 to which the samples are weighted.
+        misfit_errors: their standard errors.
     """
 
     samples: int
@@ -45,6 +53,13 @@ class PriorCheck:
     natural_error: float
     balanced_bias: float
     balanced_error: float
+    misfits: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    misfit_errors: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def usual_misfit(self, power: float) -> float:
+        """The largest distance from a power that samples distributed like it may have with this classifier."""
+        largest = np.maximum(self.misfits, 0) + NORMAL * np.array(self.misfit_errors)
+        return float(np.interp(power, TRIED_MISFITS, largest))
 
     @property
     def slope(self) -> float:
@@ -123,6 +138,7 @@ class PriorEstimator:
     def estimate(self, probabilities: np.ndarray) -> PriorEstimate:
         """The target prior of samples with probabilities (N, K)."""
         self.require_usable()
+        probabilities = self.as_probabilities(probabilities)
         if len(probabilities) < FEWEST_SAMPLES:
             raise UserError(
                 f"the class frequencies are estimated from {FEWEST_SAMPLES} samples at least, not from "
@@ -130,7 +146,7 @@ class PriorEstimator:
             )
         assert self.check is not None
         family = PowerFamily.of(self.log_prior, self.log_target)
-        posteriors = np.asarray(probabilities, dtype=np.float64)[:, family.classes]
+        posteriors = probabilities.astype(np.float64)[:, family.classes]
         predicted = (posteriors * np.exp(-family.log_target)).argmax(1)
         if (predicted == predicted[0]).all():
             raise UserError(
@@ -144,10 +160,10 @@ class PriorEstimator:
                 f"(beyond {peak.power:+.0f}); give the target prior (weights per class)"
             )
         power, low, high = self.check.corrected(peak)
-        misfit, p_value, surplus = family.misfit(posteriors, peak.power)
+        misfit = family.misfit(posteriors, peak.power)
         prior, off = np.zeros(len(self.log_prior)), np.zeros(len(self.log_prior))
-        prior[family.classes], off[family.classes] = np.exp(family.at(power)), surplus
-        fits = p_value >= SIGNIFICANT or misfit <= MISFIT
+        prior[family.classes], off[family.classes] = np.exp(family.at(power)), misfit.surplus
+        fits = misfit.p_value >= SIGNIFICANT or misfit.distance <= MISFIT + self.check.usual_misfit(peak.power)
         return PriorEstimate(float(power), float(low), float(high), len(posteriors), prior, bool(fits), off)
 
     def require_usable(self) -> None:
@@ -165,6 +181,15 @@ class PriorEstimator:
             )
         if self.check.refusal is not None:
             raise UserError(self.check.refusal)
+
+    def as_probabilities(self, rows: Any) -> np.ndarray:
+        """Rows (B, K) in float32, or an error if they are no probabilities of these classes."""
+        found = as_array(rows)
+        if found.dtype.kind not in "fiu" or found.ndim != 2 or found.shape[1] != len(self.log_prior):
+            raise UserError(f"give probabilities of {len(self.log_prior)} classes, shape (B, K)")
+        if not (found >= 0).all() or (np.abs(found.sum(1) - 1) > LARGEST_ROUNDING).any():
+            raise UserError("these are no probabilities: every row must sum to 1; pass those of predict_proba")
+        return found.astype(np.float32)
 
     def window(self, size: int = 1000) -> PriorWindow:
         """Keeps the estimate up to date for a stream of samples."""
@@ -190,9 +215,7 @@ class PriorWindow:
 
     def update(self, probabilities: np.ndarray) -> None:
         """Add probabilities (B, K) of new samples; the oldest ones leave."""
-        rows = np.asarray(probabilities, dtype=np.float32)
-        if rows.ndim != 2 or rows.shape[1] != self._kept.shape[1] or not np.isfinite(rows).all():
-            raise UserError(f"give probabilities of {self._kept.shape[1]} classes, finite, shape (B, K)")
+        rows = self.estimator.as_probabilities(probabilities)
         self._kept = np.concatenate([self._kept, rows])[-self.size :]
 
     def estimate(self) -> PriorEstimate:
@@ -226,4 +249,6 @@ def check_prior(
         score, mean, variance = family.score(posteriors, peak.power)
         of_label = (family.log_prior[codes] - mean) / (weights.sum() * variance + 1)
         found.append((peak.power - known, float(np.linalg.norm(weights * (score / peak.curvature - of_label)))))
-    return PriorCheck(len(codes), *found[0], *found[1])
+    misfits = [family.misfit(posteriors, power, np.exp(family.at(power))[codes] / own) for power in TRIED_MISFITS]
+    distances, errors = (tuple(getattr(one, name) for one in misfits) for name in ("distance", "error"))
+    return PriorCheck(len(codes), *found[0], *found[1], distances, errors)

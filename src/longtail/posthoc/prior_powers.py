@@ -15,7 +15,7 @@ POWERS = np.linspace(-4.0, 4.0, 161)
 DROP = 1.92  # of the log-likelihood at the ends of a 95 % interval
 LEAST_SPREAD = 0.1  # standard deviation of log pi over classes
 CHUNK = 4096
-COMPARED = 1000  # samples from which the variance of the misfit is estimated
+DIRECTIONS = 32
 
 
 @dataclass(frozen=True)
@@ -71,28 +71,43 @@ class PowerFamily:
             float(shares @ np.square(self.log_prior - mean)),
         )
 
-    def misfit(self, posteriors: np.ndarray, power: float) -> tuple[float, float, np.ndarray]:
-        """Squared distance of class frequencies from pi^p, its p-value, and the difference of both (C,).
-
-        The frequencies are mean posteriors at pi^p. The distance is that of the chi-square test, minus what chance
-        adds; the distribution of chance is a chi-square with the same mean and variance.
-        """
+    def misfit(self, posteriors: np.ndarray, power: float, weights: np.ndarray | None = None) -> Misfit:
+        """How far class frequencies, the mean posteriors at pi^p of samples with weights (N,), are from pi^p."""
         shares, number = np.exp(self.at(power)), len(posteriors)
-        total, squares = np.zeros(len(shares)), np.zeros(len(shares))
+        own = np.full(number, 1 / number) if weights is None else weights / weights.sum()
+        mean = np.zeros(len(shares))
         for rows in _chunks(number):
-            moved = self.moved(posteriors[rows], power)
-            total, squares = total + moved.sum(0), squares + np.square(moved).sum(0)
-        surplus = total / number - shares
-        distance = float((np.square(surplus) / shares).sum())
-        by_chance = float(((squares / number - np.square(total / number)) / shares).sum()) / number
-        some = self.moved(posteriors[np.linspace(0, number - 1, min(number, COMPARED)).astype(int)], power)
-        products = (some - some.mean(0)) / np.sqrt(shares)
-        products = products @ products.T
-        np.fill_diagonal(products, 0.0)
-        spread = np.square(products).sum() / (len(some) * (len(some) - 1)) / number**2
-        freedom = by_chance**2 / max(spread, np.finfo(float).tiny)
-        p_value = float(chdtrc(freedom, distance / by_chance * freedom)) if by_chance > 0 else 1.0
-        return distance - by_chance, p_value, surplus
+            mean += own[rows] @ self.moved(posteriors[rows], power)
+        # Of the covariance of the mean: its trace, and its Frobenius norm by random directions.
+        directions = np.random.default_rng(0).normal(size=(len(shares), DIRECTIONS))
+        images, trace, of_each = np.zeros_like(directions), 0.0, 0.0
+        for rows in _chunks(number):
+            off = own[rows, None] * (self.moved(posteriors[rows], power) - mean) / np.sqrt(shares)
+            images += off.T @ (off @ directions)
+            squares = np.square(off).sum(1)
+            trace, of_each = trace + float(squares.sum()), of_each + float(np.square(squares).sum())
+        spread = max(float(np.square(images).sum()) / DIRECTIONS - of_each, np.finfo(float).tiny)
+        surplus = mean - shares
+        distance, freedom = float((np.square(surplus) / shares).sum()), trace**2 / spread
+        p_value = float(chdtrc(freedom, distance / trace * freedom)) if trace > 0 else 1.0
+        return Misfit(distance - trace, float(np.sqrt(2 * spread)), p_value, surplus)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Class frequencies that differ from those of a power.
+
+    Args:
+        distance: squared, that of the chi-square test, minus what chance adds.
+        error: its standard error if there is no difference; the distribution of chance is then a chi-square.
+        p_value: of no difference.
+        surplus: (C,) frequencies minus those of the power.
+    """
+
+    distance: float
+    error: float
+    p_value: float
+    surplus: np.ndarray
 
 
 @dataclass(frozen=True)

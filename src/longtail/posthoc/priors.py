@@ -12,27 +12,30 @@ a near 1 or above on their training images; with another one (not trained to the
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from longtail.data.tables import DELIMITERS, delimiter_of
+from longtail.data.tables import DELIMITERS, csv_reader
 from longtail.errors import UserError, number
 from longtail.files.reading import read_text, reading
-from longtail.posthoc.held_out import best_scale, log_likelihood, to_effective_number
-from longtail.posthoc.inputs import FitData
+
+if TYPE_CHECKING:
+    from longtail.posthoc.inputs import FitData
 
 WORDS = ("uniform", "train")
 NEVER = -1e4  # logit of a class with target prior 0: finite in every floating type, float16 too
 MODEL_PRIOR_LOGITS = 1 << 20  # of training samples, from which the model prior is detected
 STRONG_EVIDENCE = 3.0  # nats by which equal classes must explain the labels better: a Bayes factor of 20
 TRAINED_SCALES = (0.75, 10.0)  # smallest and largest a of a trained model
+TEMPERATURES = (0.05, 20.0)
+USUAL_SPREAD = (0.1, 100.0)  # standard deviation of the logits of a sample
 
 ModelPrior = Literal["train", "uniform"]
 
@@ -72,7 +75,7 @@ def read_weights(path: Path, class_names: Sequence[str]) -> np.ndarray:
     """Weights (K,) of a CSV file with lines `class,weight`; a first line that is a heading is skipped."""
     with reading(path, "a target prior (lines class,weight)"):
         text = read_text(path, "a target prior").splitlines(keepends=True)
-        reader = csv.reader(text, delimiter=delimiter_of(text, DELIMITERS.get(path.suffix.lower(), ",")))
+        reader = csv_reader(text, path)
         lines = [(reader.line_num, row) for row in reader if any(row)]
     rows = [(line, row[0] if row[0] in class_names else row[0].strip(), _number(row), row) for line, row in lines]
     # A class may be called like the heading.
@@ -137,3 +140,55 @@ def detect_model_prior(data: FitData) -> ModelPrior:
     uniform = torch.tensor([float(if_uniform > if_train + STRONG_EVIDENCE and is_trained)])
     data.world.broadcast([uniform])  # rounding must not let processes decide differently
     return "uniform" if float(uniform) else "train"
+
+
+def sample_weights(labels: np.ndarray, class_counts: np.ndarray) -> np.ndarray:
+    """(M,) weights of held-out samples, summing to their effective number.
+
+    They make the fit a posterior at the prior pi^(1/2), half-way between the training set and balance: w is
+    proportional to n^(1/2) / m with m the held-out samples per class.
+    """
+    held_out_counts = np.bincount(labels, minlength=len(class_counts))
+    return to_effective_number((np.sqrt(class_counts) / np.maximum(held_out_counts, 1))[labels])
+
+
+def to_effective_number(weights: np.ndarray) -> np.ndarray:
+    """(M,) weights scaled to sum to their effective sample size.
+
+    >>> to_effective_number(np.array([2.0, 2.0])).tolist()
+    [1.0, 1.0]
+    """
+    return np.asarray(weights * (weights.sum() / np.square(weights).sum()))
+
+
+def like_training(held_out_counts: np.ndarray, class_counts: np.ndarray) -> bool:
+    """Whether counts look like a draw from training images: no class is off by more than chance and rounding.
+
+    >>> counts = np.array([200, 80, 5])
+    >>> like_training(np.array([20, 8, 1]), counts), like_training(np.full(3, 9), counts)
+    (True, False)
+    """
+    present = held_out_counts > 0
+    expected = class_counts[present] * held_out_counts.sum() / class_counts[present].sum()
+    # A split that leaves every class at least one image is off by up to one image per class.
+    off = np.maximum(np.abs(held_out_counts[present] - expected) - 1, 0)
+    return bool((np.square(off) / expected).sum() <= 3 * present.sum())
+
+
+def log_likelihood(scores: Tensor, codes: Tensor, offset: Tensor, scale: float) -> Tensor:
+    """(B,) log-likelihood of scores (B, K) times a scale, at the prior of the offset (K,)."""
+    return (scale * scores + offset).log_softmax(1).gather(1, codes.unsqueeze(1)).squeeze(1)
+
+
+def best_scale(scores: Tensor, codes: Tensor, offset: Tensor, weights: np.ndarray) -> float:
+    """The inverse temperature of greatest likelihood; its bounds are relative to the spread of unusual logits."""
+    weight = torch.from_numpy(weights)
+    spread = float((scores - scores.mean(1, keepdim=True)).double().std(correction=0))
+    size = 1.0 if spread == 0 or USUAL_SPREAD[0] <= spread <= USUAL_SPREAD[1] else spread
+
+    def loss(log_scale: float) -> float:
+        return -float(weight @ log_likelihood(scores, codes, offset, float(np.exp(log_scale))))
+
+    cold, hot = (size * temperature for temperature in TEMPERATURES)
+    solved = minimize_scalar(loss, bounds=(-np.log(hot), -np.log(cold)), method="bounded", options={"xatol": 1e-3})
+    return float(np.exp(solved.x))

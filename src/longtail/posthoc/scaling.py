@@ -7,7 +7,7 @@
 | matrix | A z + b | K^2 + K |
 
 Fit them on held-out outputs: a network is overconfident on its training images. Vector scaling is MARC
-with norms 1 and no class weights. All are convex and solved to their optimum.
+with norms 1 and no class weights, pulled to temperature scaling. All are convex and solved to their optimum.
 
 Papers: Guo et al., On Calibration of Modern Neural Networks, ICML 2017; Kull et al., Beyond
 temperature scaling, NeurIPS 2019 (ODIR: the off-diagonal entries and the intercept of matrix scaling
@@ -23,23 +23,22 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from longtail.errors import number
+from longtail.posthoc.affine import AffinePostHoc, ScaleAndShift, check_solver, identity
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import SMALLEST_SCALE, AffinePostHoc, ScaleAndShift, identity
-from longtail.posthoc.settings import check_minimiser
-from longtail.posthoc.solver import FitResult, Problem, minimise
-from longtail.posthoc.solver.affine import AffineProblem, ridge_per_number
+from longtail.posthoc.solver import FitResult, Problem, Solution, minimise
+from longtail.posthoc.solver.affine import SMALLEST_SCALE, AffineProblem
 
 
-def _unweighted(data: FitData, ridge: float) -> AffineProblem:
-    """The mean cross-entropy of rescaled and shifted logits."""
+def _unweighted(data: FitData, ridge: float = 0.0) -> AffineProblem:
+    """The mean cross-entropy of rescaled and shifted logits, with a ridge per number."""
     size = len(data.labels)
     return AffineProblem(
         data.rows,
         data.labels,
         torch.full((size,), 1 / size, dtype=torch.float64),
         torch.ones(data.num_classes),
-        ridge=ridge_per_number(ridge, data.num_classes),
+        ridge=ridge,
         centre=identity(data.num_classes),
         world=data.world,
     )
@@ -57,6 +56,13 @@ class _OneScale(Problem):
         return value, np.array([gradient[: self.classes].sum()])
 
 
+def _common_scale(affine: AffineProblem, tolerance: float, max_iter: int) -> tuple[float, Solution]:
+    """The best scale for all classes, without shifts."""
+    solution = minimise(_OneScale(affine), np.ones(1), tolerance=tolerance, max_evaluations=max_iter)
+    # Logits worse than chance would give a negative temperature, which would reverse every prediction.
+    return max(float(solution.x[0]), SMALLEST_SCALE), solution
+
+
 class TemperatureScaling(AffinePostHoc):
     """One temperature for all classes, at most 1,000; predictions do not change, confidences do.
 
@@ -71,13 +77,10 @@ class TemperatureScaling(AffinePostHoc):
         self.max_iter = max_iter
 
     def check_settings(self) -> None:
-        check_minimiser(self.tolerance, self.max_iter)
+        check_solver(self.tolerance, self.max_iter)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
-        problem = _OneScale(_unweighted(data, ridge=0.0))
-        solution = minimise(problem, np.ones(1), tolerance=self.tolerance, max_evaluations=self.max_iter)
-        # Logits worse than chance would give a negative temperature, which would reverse every prediction.
-        scale = max(float(solution.x[0]), SMALLEST_SCALE)
+        scale, solution = _common_scale(_unweighted(data), self.tolerance, self.max_iter)
         self.temperature_ = 1 / scale
         self.scale_ = np.full(data.num_classes, scale)
         self.shift_ = np.zeros(data.num_classes)
@@ -92,7 +95,8 @@ class VectorScaling(ScaleAndShift, AffinePostHoc):
     """One scale and one shift per class.
 
     Args:
-        ridge: pull towards the identity at ten classes, multiplied by 10 / K; a little fixes the free direction.
+        ridge: precision of a Gaussian prior of every scale around the best common one, and of every shift around 0. So
+            a class with few samples stays near temperature scaling, and many samples outweigh it.
         tolerance: largest entry of the gradient at the end, relative to the start.
         max_iter: passes over the data.
 
@@ -101,13 +105,16 @@ class VectorScaling(ScaleAndShift, AffinePostHoc):
 
     fitted_on_unseen = True
 
-    def __init__(self, *, ridge: float = 1e-6, tolerance: float = 1e-5, max_iter: int = 500) -> None:
+    def __init__(self, *, ridge: float = 1.0, tolerance: float = 1e-5, max_iter: int = 500) -> None:
         self.ridge = ridge
         self.tolerance = tolerance
         self.max_iter = max_iter
 
     def _problem(self, data: FitData) -> AffineProblem:
-        return _unweighted(data, self.ridge)
+        scale, _ = _common_scale(_unweighted(data), self.tolerance, self.max_iter)
+        problem = _unweighted(data, self.ridge / len(data.labels))
+        problem.centre = scale * identity(data.num_classes)
+        return problem
 
 
 class _MatrixProblem(Problem):
@@ -171,7 +178,7 @@ class MatrixScaling(PostHoc):
     def check_settings(self) -> None:
         number("off_diagonal", self.off_diagonal, at_least=0)
         number("intercept", self.intercept, at_least=0)
-        check_minimiser(self.tolerance, self.max_iter)
+        check_solver(self.tolerance, self.max_iter)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         classes = data.num_classes

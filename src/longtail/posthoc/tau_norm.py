@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from longtail.posthoc.affine import Formula, TauPostHoc
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import Formula, TauPostHoc
 
 
 class TauNorm(TauPostHoc):

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, best_scale, sample_weights
+from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, calibrated_logits
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.priors import shifted, shifted_head
+from longtail.posthoc.priors import best_scale, sample_weights, shifted, shifted_head
 
 
 class Wrapper(PostHoc):
@@ -45,6 +45,16 @@ class Wrapper(PostHoc):
 
     def enough_images(self, num_classes: int) -> int | None:
         return self.method.enough_images(num_classes)
+
+    @property
+    def log_target_(self) -> np.ndarray | None:  # type: ignore[override]
+        return self.method.log_target_
+
+    def refitted(self, data: FitData, validation: FitData) -> Self:
+        """The same, around the method fitted with other held-out samples."""
+        changed = copy.copy(self)
+        changed.method = self.method.refitted(data, validation)
+        return changed
 
     @property
     def n_parameters_(self) -> int:
@@ -95,9 +105,7 @@ class Tempered(Wrapper):
         self._fit_temperature(data, validation)
 
     def refitted(self, data: FitData, validation: FitData) -> Self:
-        """The same method and its temperature, fitted for other held-out samples."""
-        changed = copy.copy(self)
-        changed.method = self.method.refitted(data, validation)
+        changed = super().refitted(data, validation)
         changed._fit_temperature(data, validation)
         return changed
 
@@ -110,19 +118,17 @@ class Tempered(Wrapper):
             raise UserError(f"the held-out samples are of {len(present)} {which}; a temperature needs two at least")
         columns = np.full(data.num_classes, -1)
         columns[present] = np.arange(len(present))
-        chunks = []
-        for rows, logits in validation.rows.chunks():
-            features = None if validation.features is None else torch.as_tensor(np.array(validation.features[rows]))
-            calibrated = self.method.transform(logits, None if features is None else features.float())
-            chunks.append((calibrated.double() - self._target(calibrated))[:, torch.from_numpy(present)])
+        calibrated = calibrated_logits(self.method, validation)
+        evidence = (calibrated.double() - self._target(calibrated))[:, torch.from_numpy(present)]
         half = torch.from_numpy(0.5 * np.log(data.class_counts[present] / data.class_counts.sum()))
         weights, expected = sample_weights(labels, data.class_counts), np.flatnonzero(columns[labels] >= 0)
-        scores, codes = torch.cat(chunks)[torch.from_numpy(expected)], torch.from_numpy(columns[labels][expected])
+        scores, codes = evidence[torch.from_numpy(expected)], torch.from_numpy(columns[labels][expected])
         self.temperature_ = 1 / best_scale(scores, codes, half, weights[expected])
 
     @property
     def _log_target(self) -> np.ndarray:
-        return np.asarray(getattr(self.method, "log_target_", np.zeros(self.method.n_features_in_)))
+        target = self.method.log_target_
+        return np.zeros(len(self.method.classes_)) if target is None else target
 
     def _target(self, like: Tensor) -> Tensor:
         """(K,) shift of the method to its target prior; it is not scaled."""

@@ -18,7 +18,7 @@ from PIL import Image
 
 from longtail.data.images import DecodedImages, Images, MemoryImages
 from longtail.errors import UserError
-from longtail.files.atomic import replacing_folder, require_own, write_json
+from longtail.files.atomic import replacing_folder, require_free, write_json
 from longtail.files.progress import QUIET, Display
 from longtail.files.text import command_on
 from longtail.heads.kinds import saved_head
@@ -27,13 +27,15 @@ from longtail.metrics.scores import Metrics
 from longtail.outputs.readers import read_held_out, read_outputs
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.costs import read_costs
 from longtail.posthoc.inputs import fit_outputs
 from longtail.posthoc.marc import MARC
 from longtail.report.figures import write_figures
 from longtail.report.page import Context, page_data, write_page
 from longtail.report.summary import Calibrated, Summary, scores, summarise, verdict
 from longtail.runs.folder import Run, build_posthoc_for
-from longtail.tasks.calibrate_run import calibrations_of, views_for
+from longtail.tasks.calibrate import views_for
+from longtail.tasks.calibrate_run import calibrations_of
 from longtail.tasks.calibration import CalibrationFile, read_calibration
 from longtail.tasks.diagnose import read_diagnosis
 
@@ -49,7 +51,7 @@ def report_run(
     A calibrated run is compared with the run that was calibrated. For a trained run, the newest calibration in its
     folder is shown, the others beside it; if there is none, the usual method is fitted.
     """
-    require_own(out, OWN_FILES, "a report")  # checked before minutes of work
+    require_free(out, OWN_FILES, "a report", overwrite=True)  # checked before minutes of work
     first, *rest = runs
     run = Run.open(first.calibration.run) if first.calibration else first
     split = run.scored_split
@@ -60,7 +62,7 @@ def report_run(
     validation = run.outputs("validation") if "validation" in run.split_sizes else None
     calibrated = stored_calibrations(first, run, held_out, validation, root)
     if not calibrated:
-        name, why = default_posthoc(run.split_sizes.get("validation", 0), frozen=run.config.train == "head")
+        name, why = default_posthoc(run.split_sizes.get("validation", 0), frozen=run.is_frozen)
         command = command_on("calibrate", run.folder, root, "--method", name, "--images-per-class", "all")
         display.line(f"not calibrated yet: fitting {POSTHOC_METHODS[name].title} for this report ({why})")
         method = build_posthoc_for(run, name, {})
@@ -105,7 +107,7 @@ def report_files(
     label_column: str | None = None,
 ) -> tuple[Path, Summary]:
     """Report on saved logits, with the usual method fitted on them."""
-    require_own(out, OWN_FILES, "a report")
+    require_free(out, OWN_FILES, "a report", overwrite=True)
     train = read_outputs(source, label_column=label_column)
     held_out = read_held_out(test, "test", train, label_column)
     chosen_on = read_held_out(validation, "validation", train, label_column) if validation else None
@@ -155,15 +157,17 @@ def stored_calibrations(
 ) -> list[Calibrated]:
     """The calibrations of a run in its folder, each once: that of `first` if it is one, then the newest."""
     folders = dict.fromkeys([*([first.folder] if first.calibration else []), *calibrations_of(run)])
-    found: dict[Path, Calibrated] = {}
+    calibrations: dict[Path, Calibrated] = {}
     for folder in folders:
         one = read_stored(folder, run, held_out, validation, root)
-        if not any(one.method == other.method and np.allclose(one.logits, other.logits) for other in found.values()):
-            found[folder] = one
-    titles = Counter(one.title for one in found.values())
+        if not any(
+            one.method == other.method and np.allclose(one.logits, other.logits) for other in calibrations.values()
+        ):
+            calibrations[folder] = one
+    titles = Counter(one.title for one in calibrations.values())
     return [
         replace(one, title=f"{one.title} ({folder.name})") if titles[one.title] > 1 else one
-        for folder, one in found.items()
+        for folder, one in calibrations.items()
     ]
 
 
@@ -171,15 +175,15 @@ def read_stored(
     folder: Path, run: Run, held_out: Outputs, validation: Outputs | None = None, root: str | None = None
 ) -> Calibrated:
     """The calibration in a folder: its head, applied to the held-out features."""
-    own = Run.open(folder)
-    described, _ = read_calibration(folder, model=own.model_identity)
-    head = saved_head(own.model())
+    calibrated = Run.open(folder)
+    described, numbers = read_calibration(folder, model=calibrated.model_identity)
+    head = saved_head(calibrated.model())
 
     def logits(outputs: Outputs) -> np.ndarray:
         with torch.no_grad():
             return np.asarray(head(torch.from_numpy(np.array(outputs.features)).float()))
 
-    chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items())
+    chosen = ", ".join(f"{name} {value:g}" for name, value in described.chosen.items() if name != "strength")
     where, settings = described.fitted_on, f" ({chosen})" if chosen else ""
     title = described.title
     strength = described.chosen.get("strength", 1.0)
@@ -196,6 +200,7 @@ def read_stored(
         strength=strength,
         validation=None if validation is None else logits(validation),
         command=command_of(run, folder, described, root),
+        costs=None if numbers.get("costs_") is None else read_costs(numbers["costs_"], run.class_names),
     )
 
 
@@ -203,7 +208,7 @@ def command_of(run: Run, folder: Path, described: CalibrationFile, root: str | N
     """The command that makes a calibration; empty for a method that is not in `longtail methods`."""
     if described.method not in POSTHOC_METHODS:
         return ""
-    settings = described.settings
+    settings, costs = described.settings, described.settings.get("costs")
     while isinstance(settings.get("method"), dict):  # of a method inside another
         settings = settings["method"]
     usual = build_posthoc_for(run, described.method, {}).get_params(deep=False)
@@ -212,6 +217,7 @@ def command_of(run: Run, folder: Path, described: CalibrationFile, root: str | N
     if other := {name: value for name, value in other.items() if isinstance(value, str | int | float)}:
         words += ["--options", *(str(word) for item in other.items() for word in item)]
     words += ["--then", "temperature"] if "temperature" in described.chosen else []
+    words += ["--costs", costs] if isinstance(costs, str) else []
     where = described.fitted_on
     if where.seen:
         words += ["--images-per-class", str(where.images_per_class or "all")]
@@ -227,8 +233,11 @@ def _views(views: int) -> str:
 def title_of(run: Run) -> str:
     """Data set, number of classes and network in words."""
     config = run.config
-    tail = f"-LT {config.imbalance:g}" if config.profile != "none" else ""
-    return f"{Path(run.data_name).name}{tail}: {len(run.class_names):,} classes, network {config.backbone}"
+    # The factor is part of the name of CIFAR's long tails; that of others is seen in the plot.
+    factor = f" {config.imbalance:g}" if config.data.startswith("cifar") else ""
+    tail = f"-LT{factor}" if config.profile != "none" else ""
+    name = Path(run.data_name).name.replace("cifar", "CIFAR-")
+    return f"{name}{tail}: {len(run.class_names):,} classes, network {config.backbone}"
 
 
 def checkpoint_row(

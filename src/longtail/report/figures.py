@@ -1,4 +1,4 @@
-"""The style of figures: colours, fonts, and class names that fit."""
+"""The figures of a report, as PNG, SVG and PDF, and their style: colours, fonts, class names that fit."""
 
 from __future__ import annotations
 
@@ -16,29 +16,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import get_font_names
 
-from longtail.files.atomic import write_bytes
+from longtail.files.atomic import replacing, write_bytes
 from longtail.metrics.margins import State
 from longtail.metrics.scores import Metrics
 from longtail.metrics.table import SCORES, SHOTS
 from longtail.report.summary import Summary, grouped_confusion
+from longtail.tasks.class_distribution import ClassDistribution
 
 BEFORE, AFTER, OTHER, THIRD, COUNTS = "#8a8f98", "#d1495b", "#2e86ab", "#3d7a4f", "#d9dde3"
 GAIN = "#3a7d44"
 # Fallback fonts for letters that the first font does not have.
-ASIAN = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans SC",
-    "WenQuanYi Zen Hei",
-    "WenQuanYi Micro Hei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "Yu Gothic",
-    "Malgun Gothic",
-    "Arial Unicode MS",
+ASIAN = [
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei"),
+    *("PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
     "Droid Sans Fallback",
-)
+]
 STYLE: dict[Any, Any] = {
     # Only installed fonts: matplotlib warns about each of the others.
     "font.family": ["sans-serif", *sorted({*ASIAN} & {*get_font_names()}, key=ASIAN.index)],
@@ -93,16 +85,10 @@ UNDATED: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date":
 
 
 def write_figures(summary: Summary, folder: Path, names: Collection[str] | None = None) -> list[Path]:
-    """Draw all figures, or those named, in every format; returns the files. Without their fits, some are left out."""
-    left_out = [] if {"DisAlign", "MARC"} <= set(_states(summary)) else ["disalign-beside-marc"]
-    left_out += [] if summary.gammas else ["accuracy-against-gamma"]
-    files = []
+    """Draw all figures, or those named, in every format; returns the files."""
     with drawing():
-        for name in FIGURES if names is None else names:
-            if name in left_out:
-                continue
-            files += save(FIGURES[name](summary), folder, name)
-    return files
+        drawn = {name: FIGURES[name](summary) for name in (FIGURES if names is None else names)}
+        return [file for name, figure in drawn.items() for file in save(figure, folder, name)]
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -183,7 +169,8 @@ def _legend(axes: Axes) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
 
 
-def _means(summary: Summary, states: list[tuple[State, str]]) -> Figure:
+def means_figure(summary: Summary, states: list[tuple[State, str]]) -> Figure:
+    """Mean logits and margins of every class, for each state in its colour."""
     figure, panels = _class_panels(summary, 2, width=4.2)
     for axes, name in zip(panels, ("logits", "margins"), strict=True):
         for state, color in states:
@@ -200,21 +187,10 @@ def _means(summary: Summary, states: list[tuple[State, str]]) -> Figure:
 
 
 def class_means(summary: Summary) -> Figure:
-    return _means(summary, [(summary.before, BEFORE), (summary.after, AFTER)])
+    return means_figure(summary, [(summary.before, BEFORE), (summary.after, AFTER)])
 
 
-def disalign_beside_marc(summary: Summary) -> Figure:
-    states = _states(summary)
-    shown = [(summary.before, BEFORE), (states["DisAlign"], OTHER), (states["MARC"], AFTER)]
-    return _means(summary, shown + ([(states["HALO"], THIRD)] if "HALO" in states else []))
-
-
-def _states(summary: Summary) -> dict[str, State]:
-    """Calibrated states by title."""
-    return {summary.after.title: summary.after, **summary.others}
-
-
-def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], str]) -> tuple[Figure, Axes]:
+def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], str]) -> Figure:
     """A score of every class before and after; `mean` gives its mean for the legend."""
     figure, (axes,) = _class_panels(summary, 1, width=6.5)
     shown = ((summary.before, BEFORE), (summary.after, AFTER))
@@ -225,20 +201,18 @@ def _scores(summary: Summary, what: str, score: str, mean: Callable[[Metrics], s
     _behind(axes, summary)
     _classes(axes, summary)
     axes.set_ylabel(f"{what}, {summary.split} images (%)")
-    return figure, axes
+    _legend(axes)
+    return figure
 
 
 def class_accuracy(summary: Summary) -> Figure:
-    figure, axes = _scores(summary, "accuracy", "per_class", lambda m: f"balanced accuracy {100 * m.balanced:.1f}")
-    axes.set_ylim(0, 102)
-    _legend(axes)
+    figure = _scores(summary, "accuracy", "per_class", lambda m: f"balanced accuracy {100 * m.balanced:.1f}")
+    figure.axes[0].set_ylim(0, 102)
     return figure
 
 
 def f1_scores(summary: Summary) -> Figure:
-    figure, axes = _scores(summary, "F1", "f1_per_class", lambda m: f"macro F1 {100 * m.macro_f1:.1f}")
-    _legend(axes)
-    return figure
+    return _scores(summary, "F1", "f1_per_class", lambda m: f"macro F1 {100 * m.macro_f1:.1f}")
 
 
 def confusion_matrices(summary: Summary) -> Figure:
@@ -256,25 +230,6 @@ def confusion_matrices(summary: Summary) -> Figure:
             axes.set_xticks(range(cells), names, rotation=0 if max(map(len, names)) < 3 else 90, fontsize=7)
             axes.set_yticks(range(cells), names, fontsize=7)
     figure.colorbar(picture, ax=panels, label=f"% of the true class, {summary.split} images", shrink=0.8)
-    return figure
-
-
-def accuracy_against_gamma(summary: Summary) -> Figure:
-    figure, (axes,) = _panels(1, width=5)
-    gammas = [point.setting for point in summary.gammas]
-    colors = dict(zip(("balanced", *SHOTS), (AFTER, "#5b8c5a", "#e9a23b", OTHER), strict=True))
-    for name, color in colors.items():
-        values = [getattr(point.metrics, name) for point in summary.gammas]
-        if None not in values:
-            label = SCORES[name].heading.lower()
-            width = 2.2 if name == "balanced" else 1.4
-            axes.plot(gammas, 100 * np.array(values, dtype=float), color=color, label=label, linewidth=width)
-    axes.axvline(1.2, color=BEFORE, linewidth=0.8, linestyle=":", zorder=0, label="the paper's 1.2")
-    axes.set_xlabel("gamma: strength of the class weights")
-    axes.set_ylabel(f"accuracy, {summary.split} images (%)")
-    axes.legend(
-        ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, columnspacing=0.8, handlelength=1.2
-    )
     return figure
 
 
@@ -314,8 +269,34 @@ FIGURES: dict[str, Callable[[Summary], Figure]] = {
     "class-accuracy": class_accuracy,
     "confusion": confusion_matrices,
     "f1": f1_scores,
-    "disalign-beside-marc": disalign_beside_marc,
-    "accuracy-against-gamma": accuracy_against_gamma,
     "reliability": reliability_diagrams,
     "winners-and-losers": winners_and_losers,
 }
+
+
+def write_distribution(distribution: ClassDistribution, path: Path) -> None:
+    """Training images per class as a PNG file: bars with names if they fit, otherwise a curve over the rank."""
+    order, shots = distribution.order, np.array(distribution.shots)[distribution.order]
+    counts, positions = distribution.class_counts[order], np.arange(1, len(order) + 1)
+    with drawing(), replacing(path) as temporary:
+        figure, (axes,) = _panels(1, width=7, height=3.6)
+        FigureCanvasAgg(figure)
+        for name, color in zip(SHOTS, (OTHER, BEFORE, AFTER), strict=True):
+            members = np.flatnonzero(shots == name)
+            if len(members):
+                # One outline for all classes of a group, because thousands of single bars are slow to draw.
+                edges = np.append(positions[members], positions[members[-1]] + 1) - 0.5
+                label = f"{name}: {len(members):,} classes"
+                axes.stairs(counts[members], edges, fill=True, color=color, label=label)
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.8)
+        axes.set_ylabel("training images")
+        imbalance = f"{distribution.imbalance_text}, Gini {distribution.gini:.2f}"
+        axes.set_title(f"{plain(Path(distribution.name).name)}: {imbalance}")
+        if len(order) <= 30:
+            names = [short(distribution.class_names[label]) for label in order]
+            axes.set_xticks(positions, names, **slant(names, 60))
+        else:
+            axes.set_xlabel("class, head to tail")
+        figure.legend(loc="outside right upper")
+        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})

@@ -14,13 +14,14 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
+from longtail import __version__
 from longtail.files.atomic import write_text
-from longtail.files.provenance import __version__
 from longtail.methods import candidate_title
 from longtail.metrics.intervals import Interval, show_difference
 from longtail.metrics.margins import State
 from longtail.metrics.scores import Metrics, shot_names
 from longtail.metrics.table import SCORES
+from longtail.posthoc.costs import cost_text
 from longtail.report.summary import Confusion, Point, Summary, grouped_confusion, verdict
 from longtail.tasks.diagnose import DiagnosisFile
 
@@ -89,7 +90,8 @@ def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str
 def _about(summary: Summary, context: Context) -> str:
     """Which images the scores are of."""
     images = f"{len(summary.labels):,} {summary.split} images, which the network was not trained on."
-    return " ".join(filter(None, (f"Measured on {images}", context.caution)))
+    cost = "" if summary.cost is None else f"Costs: {cost_text(*summary.cost)}."
+    return " ".join(filter(None, (f"Measured on {images}", context.caution, cost)))
 
 
 def _instead(summary: Summary, diagnosis: DiagnosisFile | None) -> str:
@@ -148,7 +150,7 @@ def page_data(summary: Summary, context: Context) -> dict[str, Any]:
         "worst": [_confused(summary, context, pair, summary.before) for pair in summary.confusions],
         "new": [_confused(summary, context, pair, summary.after) for pair in summary.new_confusions],
         "methods": _methods(summary, context.diagnosis),
-        "points": [{"strength": point.setting, **_point(point, order)} for point in summary.points],
+        "points": [{"strength": point.strength, **_point(point, order)} for point in summary.points],
         "strength": summary.strength,
         "fallen": [str(one) for one in summary.fallen],
         "checkpoints": context.checkpoints,
@@ -160,6 +162,8 @@ def _point(point: Point, order: np.ndarray) -> dict[str, Any]:
     return {
         "scores": _scores(point.metrics),
         "validation": _scores(point.validation) if point.validation else None,
+        "cost": point.cost,
+        "validationCost": point.validation_cost,
         "accuracy": _percents(np.array(point.metrics.per_class, dtype=float)[order]),
     }
 

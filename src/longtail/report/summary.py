@@ -6,7 +6,7 @@ the trends are weak on images that the network was trained on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,23 +20,27 @@ from longtail.metrics.intervals import (
     class_differences,
     collapsed_classes,
     fallen_classes,
+    images_to_settle,
     paired_difference,
 )
 from longtail.metrics.margins import State, describe_state
 from longtail.metrics.scores import Metrics, evaluate
 from longtail.metrics.table import SHOTS
 from longtail.outputs.record import Outputs
-from longtail.posthoc.base import PostHoc
+from longtail.posthoc.costs import cost_change, mean_cost
 from longtail.posthoc.limited import STRENGTHS, interpolated
 
 
 @dataclass(frozen=True)
 class Point:
-    """Scores at one operating point: a strength of a calibration from 0 to 1, or a gamma of MARC."""
+    """Scores at one operating point: a strength of a calibration from 0 to 1."""
 
-    setting: float
+    strength: float
     metrics: Metrics
     validation: Metrics | None
+    cost: float | None = None
+    """Mean cost per image at the training prior, if it is known what mistakes cost."""
+    validation_cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Calibrated:
         strength: share of the way from the unchanged model to the method; see `longtail.posthoc.Limited`.
         validation: (M, K) calibrated logits of the validation samples, if there are any.
         command: the command that makes it, to which `--strength` can be added.
+        costs: (K, K) what mistakes cost, if its strength was chosen by costs.
     """
 
     title: str
@@ -76,6 +81,7 @@ class Calibrated:
     strength: float = 1.0
     validation: np.ndarray | None = field(default=None, repr=False)
     command: str = ""
+    costs: np.ndarray | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,6 @@ class Summary:
     others: dict[str, State]
     methods: dict[str, str]
     """Name of the method of every state, by title."""
-    gammas: list[Point]
-    """MARC at several gammas."""
     points: list[Point]
     """The calibration at several strengths, from the unchanged model on; empty if it leaves the model unchanged."""
     strength: float
@@ -103,6 +107,8 @@ class Summary:
     """Balanced accuracy after minus before."""
     price: Interval
     """Top-1 at the training prior after minus before."""
+    cost: tuple[float, Interval] | None
+    """Mean cost per image after, and its change, if it is known what mistakes cost."""
     fallen: list[Fallen]
     """The classes whose accuracy fell by more than their interval."""
     confusions: list[Confusion]
@@ -130,12 +136,7 @@ class Summary:
         return most >= 2 * fewest
 
 
-def summarise(
-    held_out: Outputs,
-    validation: Outputs | None,
-    calibrated: Sequence[Calibrated],
-    gammas: Mapping[float, PostHoc] | None = None,
-) -> Summary:
+def summarise(held_out: Outputs, validation: Outputs | None, calibrated: Sequence[Calibrated]) -> Summary:
     """Score the classifier as trained, calibrated by the first method, and by the others, on held-out outputs."""
     logits, shown = held_out.rows().read(slice(None)).numpy(), calibrated[0]
     before = describe_state("before", logits, held_out)
@@ -152,12 +153,17 @@ def summarise(
         after=after,
         others={state.title: state for state in others},
         methods={"before": "softmax", **{one.title: one.method for one in calibrated}},
-        gammas=[_gamma_point(gamma, method, held_out, validation) for gamma, method in (gammas or {}).items()],
         points=strength_points(shown, held_out, validation),
         strength=shown.strength,
         changes=class_differences(hits_after, hits_before, labels, len(counts)),
         gain=paired_difference(hits_after, hits_before, labels),
         price=paired_difference(hits_after, hits_before, labels, counts),
+        cost=None
+        if shown.costs is None
+        else (
+            mean_cost(shown.costs, after.predictions, labels, counts),
+            cost_change(shown.costs, after.predictions, before.predictions, labels, counts),
+        ),
         fallen=fallen_classes(hits_before, hits_after, labels, held_out.names),
         confusions=largest_confusions(shares_before, shares_before, shares_after),
         new_confusions=largest_confusions(shares_after - shares_before, shares_before, shares_after),
@@ -180,21 +186,28 @@ def verdict(summary: Summary) -> str:
     large = set(summary.order[: max(len(summary.order) // 3, 1)])
     collapsed = collapsed_classes(summary.fallen, summary.class_names, summary.class_counts)
     paying = [*collapsed, *(one for one in summary.fallen if summary.class_names.index(one.name) in large)]
-    falls = f"; class {paying[0].name} {100 * paying[0].before:.0f} → {100 * paying[0].after:.0f} %" if paying else ""
+    falls = f"; class “{paying[0].name}” {100 * paying[0].before:.0f} → {100 * paying[0].after:.0f} %" if paying else ""
     if np.array_equal(summary.before.predictions, summary.after.predictions):
         return f"{title} changes no prediction on {images}: nothing gets better, and nothing worse."
     lost = -change("natural")
     costs = f"costs {lost:.1f} points of top-1 at the training prior" if lost > 0.05 else "costs no top-1"
+    if summary.cost is not None:
+        saves = (summary.cost[1].high or 0) < 0
+        advice = "Use it if these are the costs." if saves else "No clear saving: keep the model unchanged."
+        cost, saved = summary.cost
+        gained = f"cost per image {cost - saved.value:.3g} → {cost:.3g}, {gained}"
+        return f"{title}: {gained} points; {costs}{falls}. {advice}"
     if (summary.gain.high or 0) < 0:
         return f"{title} makes the model worse: {gained} points; {costs}{falls}. Keep the model unchanged."
     if (summary.gain.low or 0) <= 0:
-        advice = "Keep the model unchanged, or measure on more images."
+        enough = images_to_settle(summary.gain, len(summary.labels))
+        advice = f"Keep the model unchanged{f', or measure on about {enough:,} images' if enough else ''}."
         interval = f"[{100 * (summary.gain.low or 0):+.1f}, {100 * (summary.gain.high or 0):+.1f}]"
         gained = f"balanced accuracy {change('balanced'):+.1f} {interval}"
         return f"No clear gain with {title} on {images}: {gained} points; {costs}{falls}. {advice}"
     advice = "Use it if all classes matter equally." if (price.high or 0) < 0 or falls else "Use it."
     if collapsed:
-        advice = f"Use it only if {collapsed[0].name} may be lost; limit the price below otherwise."
+        advice = f"Use it only if class “{collapsed[0].name}” may be lost; otherwise limit the price below."
     return f"{title}: {gained} points; {costs}{falls}. {advice}"
 
 
@@ -202,24 +215,23 @@ def strength_points(shown: Calibrated, held_out: Outputs, validation: Outputs | 
     """Scores of a calibration at several strengths."""
     if shown.strength == 0:
         return []
-    known = [(shown.logits, held_out)]
+    pairs = [(shown.logits, held_out)]
     if validation is not None and shown.validation is not None:
-        known.append((shown.validation, validation))
+        pairs.append((shown.validation, validation))
 
-    def score(calibrated: np.ndarray, outputs: Outputs, strength: float) -> Metrics:
+    def score(calibrated: np.ndarray, outputs: Outputs, strength: float) -> tuple[Metrics, float | None]:
         logits = outputs.rows().read(slice(None))
-        return scores(interpolated(logits, torch.from_numpy(calibrated), strength / shown.strength).numpy(), outputs)
+        mixed = interpolated(logits, torch.from_numpy(calibrated), strength / shown.strength).numpy()
+        cost = None
+        if shown.costs is not None:
+            cost = mean_cost(shown.costs, mixed.argmax(1), outputs.labels, outputs.counts_for_groups)
+        return scores(mixed, outputs), cost
 
     points = []
     for strength in sorted({*STRENGTHS, shown.strength}):
-        metrics, *more = (score(*pair, strength) for pair in known)
-        points.append(Point(strength, metrics, more[0] if more else None))
+        (metrics, cost), *more = (score(*pair, strength) for pair in pairs)
+        points.append(Point(strength, metrics, more[0][0] if more else None, cost, more[0][1] if more else None))
     return points
-
-
-def _gamma_point(gamma: float, method: PostHoc, held_out: Outputs, validation: Outputs | None) -> Point:
-    metrics = [scores(np.asarray(method.transform(outputs)), outputs) for outputs in (held_out, validation) if outputs]
-    return Point(gamma, metrics[0], metrics[1] if validation else None)
 
 
 def scores(logits: np.ndarray, outputs: Outputs) -> Metrics:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.bar import Bar
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -15,12 +17,11 @@ from longtail.files.text import percent
 from longtail.metrics.intervals import Interval, fallen_text, show_difference
 from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
 from longtail.metrics.table import BINARY_SCORES, SCORES, SHOTS
-from longtail.report.distribution import imbalance_text
 
 if TYPE_CHECKING:
     from longtail.runs.prediction import Predicted
     from longtail.tasks.class_distribution import ClassDistribution
-    from longtail.tasks.rows import Row
+    from longtail.tasks.tables import Row
 
 SHOWN_CLASSES = 20
 SHOWN_IMAGES = 50
@@ -28,7 +29,16 @@ CHART_BARS = 20
 BAR_WIDTH = 32
 PATH_WIDTH, NAME_WIDTH = 26, 10  # columns that the path of an image, and the name of a class, have at least
 HEADING_WIDTH = 10  # longer headings of numbers take several lines, so that names have the space
-EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def numbers_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> Table:
+    """A table of text in its first column, and numbers in the others."""
+    table = Table(headings[0], title=title, caption=caption or None)
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", no_wrap="\n" in heading)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def metrics_table(
@@ -36,64 +46,65 @@ def metrics_table(
 ) -> Group:
     """The scores, then the classes from head to tail (of many, only the first and last, unless `every_class`)."""
     overall = comparison_table(" ".join(f"{metrics.samples:,} {split} images".split()), {"value": metrics})
-    return Group(overall, _class_table(metrics, class_names, class_counts, every_class))
+    shots, labels = shot_names(class_counts), _shown_labels(class_counts, every_class)
+    rows = [
+        (
+            escape(class_names[label]),
+            f"{class_counts[label]:,}",
+            shots[label],
+            percent(metrics.per_class[label]),
+            percent(metrics.f1_per_class[label]),
+        )
+        if label is not None
+        else ["…"] * 5
+        for label in labels
+    ]
+    headings = ("class", "training images", "group", "accuracy", "F1")
+    hint = "--all shows every class" if None in labels else ""
+    return Group(overall, numbers_table("classes, head to tail", headings, rows, hint))
+
+
+def _shown_labels(class_counts: np.ndarray, every_class: bool = False) -> list[int | None]:
+    """Classes from head to tail; of many, only the first and last, with None between them."""
+    order, half = np.argsort(-class_counts, kind="stable").tolist(), SHOWN_CLASSES // 2
+    return order if every_class or len(order) <= SHOWN_CLASSES else [*order[:half], None, *order[-half:]]
 
 
 def comparison_table(title: str, rows: dict[str, Metrics]) -> Table:
     """Scores of several models, one column each."""
-    table = Table("score", title=title)
-    for name in rows:
-        table.add_column(name, justify="right")
     binary = BINARY_SCORES if all(metrics.roc_auc is not None for metrics in rows.values()) else {}
-    for score in (*SCORES.values(), *binary.values()):
-        table.add_row(score.heading, *(score.show(getattr(metrics, score.name)) for metrics in rows.values()))
-    return table
-
-
-def _class_table(metrics: Metrics, class_names: list[str], class_counts: np.ndarray, every_class: bool) -> Table:
-    ends = len(class_counts) > SHOWN_CLASSES and not every_class
-    caption = "--all shows every class" if ends else None
-    table = Table("class", title="classes, head to tail", caption=caption)
-    for name in ("training images", "group", "accuracy", "F1"):
-        table.add_column(name, justify="right")
-    shots = shot_names(class_counts)
-    order = np.argsort(-class_counts, kind="stable")
-    shown = [*order[: SHOWN_CLASSES // 2], None, *order[-SHOWN_CLASSES // 2 :]] if ends else list(order)
-    for label in shown:
-        if label is None:
-            table.add_row("…", "…", "…", "…", "…")
-            continue
-        scores = percent(metrics.per_class[label]), percent(metrics.f1_per_class[label])
-        table.add_row(escape(class_names[label]), f"{class_counts[label]:,}", shots[label], *scores)
-    return table
+    scores = (*SCORES.values(), *binary.values())
+    shown = ((one.heading, *(one.show(getattr(metrics, one.name)) for metrics in rows.values())) for one in scores)
+    return numbers_table(title, ("score", *rows), shown)
 
 
 def prediction_table(predicted: Predicted, top: int, width: int = 80) -> Table:
     """The most probable classes of each image, one line per image; of many images, only the first."""
     best = predicted.top(top)
     # A name is followed by a space, and a probability takes 6 columns.
-    classes = min(len(best[0]), max(1, (width - PATH_WIDTH) // (NAME_WIDTH + 7)))
+    sets = predicted.set_names()
+    classes = 1 if sets else min(len(best[0]), max(1, (width - PATH_WIDTH) // (NAME_WIDTH + 7)))
     images = list(zip(predicted.sources, best, strict=True))[:SHOWN_IMAGES]
     longest = max(len(name) for _, row in images for name, _ in [*row[:classes], ("class 2", 0.0)])
-    name_width = max(min(longest, (width - PATH_WIDTH) // classes - 7), 1)
-    path_width = max(width - 1 - classes * (name_width + 7), 1)
+    name_width = NAME_WIDTH + 6 if sets else max(min(longest, (width - PATH_WIDTH) // classes - 7), 1)
+    path_width = PATH_WIDTH if sets else max(width - 1 - classes * (name_width + 7), 1)
+    paths = [shortened(source, path_width) for source, _ in images]
+    set_width = max(width - max(map(len, paths), default=0) - min(longest, name_width) - 9, 1)
     more = [f"{len(predicted) - SHOWN_IMAGES:,} more images"] if len(predicted) > SHOWN_IMAGES else []
     more += [f"{len(best[0]) - classes} more classes"] if len(best[0]) > classes else []
     caption = f"and {' and '.join(more)}: --out FILE.csv writes all" if more else None
-    sets = predicted.set_names()
-    if sets:  # after the most probable class, the classes of the set as far as they fit
-        classes, path_width = 1, PATH_WIDTH
     table = Table(title=f"{len(predicted):,} images", caption=caption, box=None, padding=(0, 1, 0, 0))
     table.add_column("image", no_wrap=True, max_width=path_width)
     for rank in range(1, classes + 1):
         table.add_column(f"class {rank}" if rank > 1 else "class", no_wrap=True, max_width=name_width)
         table.add_column("%", justify="right", no_wrap=True)
-    if sets:
-        table.add_column("set", no_wrap=True, overflow="ellipsis")
-    for index, (source, row) in enumerate(images):
+    if sets:  # after the most probable class, the classes of the set as far as they fit
+        table.add_column("set", no_wrap=True)
+    for index, (path, (_, row)) in enumerate(zip(paths, images, strict=True)):
         cells = [cell for name, value in row[:classes] for cell in (escape(name), percent(value))]
-        cells += [escape(f"{len(sets[index])}: {', '.join(sets[index])}")] if sets else []
-        table.add_row(escape(shortened(source, path_width)), *cells)
+        members = f"{len(sets[index])}: {', '.join(sets[index])}" if sets else ""
+        cells += [escape(members if len(members) <= set_width else f"{members[: set_width - 1]}…")] if sets else []
+        table.add_row(escape(path), *cells)
     return table
 
 
@@ -148,41 +159,39 @@ def price_lines(rows: list[Row]) -> list[str]:
     return [f"{row.title}: recognised less often than before: {fallen_text(row.fallen, most=5)}" for row in fallen]
 
 
-def bar(value: float, largest: float, width: int = BAR_WIDTH) -> str:
-    """A bar of block characters; every value above 0 is visible.
-
-    >>> bar(5, 10, 4), bar(1, 1000, 4), bar(0, 10, 4)
-    ('██', '▏', '')
-    """
-    eighths = round(8 * width * value / max(largest, 1))
-    whole, rest = divmod(max(eighths, 1 if value > 0 else 0), 8)
-    return "█" * whole + EIGHTHS[rest].strip()
+def bar(value: float, largest: float) -> Bar:
+    """A bar of block characters; every value above 0 is visible."""
+    return Bar(largest, 0, max(value, largest / (8 * BAR_WIDTH)) if value > 0 else 0, width=BAR_WIDTH)
 
 
 def distribution_table(distribution: ClassDistribution) -> RenderableType:
     """The classes (of many, only the first and last), a chart, the groups and the measures."""
-    many_classes = len(distribution.class_counts) > SHOWN_CLASSES
-    charts = [_chart(distribution)] if many_classes else []
-    return Group(
-        _sizes_table(distribution, ends=many_classes), *charts, _group_table(distribution), _measures(distribution)
-    )
+    groups = ((name, *distribution.group(name)) for name in SHOTS)
+    limits = (f"more than {MANY}", f"{FEW} to {MANY}", f"fewer than {FEW}")
+    rows = [
+        (name, limit, f"{classes:,}", f"{images:,}", _share(images, distribution.total))
+        for limit, (name, classes, images) in zip(limits, groups, strict=True)
+    ]
+    sizes = numbers_table("groups", ("group", "training images", "classes", "images", "share"), rows)
+    charts = [_chart(distribution)] if len(distribution.class_counts) > SHOWN_CLASSES else []
+    return Group(_sizes_table(distribution), *charts, sizes, _measures(distribution))
 
 
-def _sizes_table(distribution: ClassDistribution, *, ends: bool) -> Table:
+def _sizes_table(distribution: ClassDistribution) -> Table:
     table = Table(title=f"{distribution.name}: classes, head to tail")
     table.add_column("class", overflow="ellipsis", no_wrap=True, max_width=40)
     for name in ("images", "share", "group"):
         table.add_column(name, justify="right", no_wrap=True)
-    if not ends:
+    counts, shots = distribution.class_counts.tolist(), distribution.shots
+    labels = _shown_labels(distribution.class_counts)
+    if None not in labels:
         table.add_column("", no_wrap=True)
-    order, counts, shots = distribution.order.tolist(), distribution.class_counts.tolist(), distribution.shots
-    half = SHOWN_CLASSES // 2
-    for label in [*order[:half], None, *order[-half:]] if ends else order:
+    for label in labels:
         if label is None:
-            table.add_row(f"… {len(order) - 2 * half:,} more", "…", "…", "…")
+            table.add_row(f"… {len(counts) - SHOWN_CLASSES:,} more", "…", "…", "…")
             continue
         row = [escape(distribution.class_names[label]), f"{counts[label]:,}", _share(counts[label], distribution.total)]
-        table.add_row(*row, shots[label], *([] if ends else [bar(counts[label], max(counts))]))
+        table.add_row(*row, shots[label], *([] if None in labels else [bar(counts[label], max(counts))]))
     table.add_section()
     table.add_row("total", f"{distribution.total:,}", "100 %", "")
     return table
@@ -190,9 +199,7 @@ def _sizes_table(distribution: ClassDistribution, *, ends: bool) -> Table:
 
 def _chart(distribution: ClassDistribution) -> Table:
     """Mean images per class over equal groups of the classes, head to tail."""
-    groups = np.array_split(
-        distribution.class_counts[distribution.order], min(CHART_BARS, len(distribution.class_counts))
-    )
+    groups = np.array_split(distribution.class_counts[distribution.order], CHART_BARS)
     means = [float(group.mean()) for group in groups]
     table = Table("", title=f"mean images per class, in {len(groups)} groups from head to tail", box=None)
     table.add_column("classes", justify="right")
@@ -206,24 +213,13 @@ def _chart(distribution: ClassDistribution) -> Table:
     return table
 
 
-def _group_table(distribution: ClassDistribution) -> Table:
-    table = Table("group", title="groups")
-    for name in ("training images", "classes", "images", "share"):
-        table.add_column(name, justify="right")
-    limits = (f"more than {MANY}", f"{FEW} to {MANY}", f"fewer than {FEW}")
-    for name, limit in zip(SHOTS, limits, strict=True):
-        classes, images = distribution.group(name)
-        table.add_row(name, limit, f"{classes:,}", f"{images:,}", _share(images, distribution.total))
-    return table
-
-
 def _measures(distribution: ClassDistribution) -> str:
     counts = distribution.class_counts
     sizes = ", ".join(f"{size:,} {split}" for split, size in distribution.images.items())
     return (
         f"{distribution.source or f'{len(counts):,} classes; images: {sizes}'}\n"
         f"largest class {counts.max():,}, median {np.median(counts):g}, smallest {counts.min():,}\n"
-        f"{imbalance_text(distribution)}; Gini coefficient {distribution.gini:.2f}"
+        f"{distribution.imbalance_text}; Gini coefficient {distribution.gini:.2f}"
     )
 
 

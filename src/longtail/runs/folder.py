@@ -17,29 +17,30 @@ from torch import nn
 from longtail.config import TrainConfig, from_dict
 from longtail.data.augment import Transform
 from longtail.data.images import Images
+from longtail.data.imbalance import ClassSubsample
 from longtail.data.splits import Splits, open_splits
 from longtail.distributed import SINGLE_PROCESS, World
-from longtail.errors import UserError
-from longtail.files.atomic import settle, write_json
+from longtail.errors import UserError, choose
+from longtail.files.atomic import restore_interrupted, write_json
 from longtail.files.progress import QUIET, Display
-from longtail.files.records import FORMAT, format_of, read_json
-from longtail.files.tensors import has_digest, read_header, read_tensors, write_tensors
-from longtail.heads.layers import fingerprint
+from longtail.files.records import FORMAT, read_json
+from longtail.files.tensors import DIGEST, read_details, read_tensors, write_tensors
+from longtail.heads.fold import head_of, with_head
+from longtail.heads.kinds import SAVED_HEADS
 from longtail.methods import build_posthoc
 from longtail.outputs.loaders import ImageLoader
-from longtail.outputs.record import Outputs
-from longtail.runs.network import build_network, transforms, with_head_of_kind
-from longtail.runs.outputs import image_loader, stored_outputs, subsample_of
+from longtail.outputs.record import Outputs, fingerprint
+from longtail.runs.network import build_network, image_loader, stored_outputs, transforms
 from longtail.runs.record import (
     CALIBRATION_FILE,
     MODEL_FILE,
+    RELEASED,
     RUN_FILE,
     CalibrationRecord,
     RunRecord,
-    SplitRecord,
+    find_released,
     read_record,
 )
-from longtail.runs.released import find_released, is_released
 
 if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
@@ -71,8 +72,8 @@ class Run:
     @classmethod
     def open(cls, folder: Path | str) -> Run:
         """Open an existing run, or `released:NAME`; raises if files are missing or do not belong together."""
-        folder = find_released(folder) if is_released(folder) else Path(folder)
-        settle(folder)
+        folder = find_released(folder) if str(folder).startswith(RELEASED) else Path(folder)
+        restore_interrupted(folder)
         if not (folder / RUN_FILE).is_file():
             raise UserError(f"{folder} is not a run folder: {_lack(folder)}")
         run = cls(folder, read_record(folder / RUN_FILE))
@@ -152,15 +153,19 @@ class Run:
         described = json.dumps([self.record.config, asdict(self.record.data)], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether only the head was trained (`--train head`): the backbone has not seen the images."""
+        return self.config.train == "head"
+
     @cached_property
     def model_identity(self) -> str:
         """A hash of the weights; every file that belongs to this model stores it."""
-        header = read_header(self.model_path)
-        return str(header["model"]) if format_of(header, self.model_path) else fingerprint(self.network)
+        return str(read_details(self.model_path).get("model"))
 
     def _require_own_weights(self) -> None:
         """Raise if the weights were written for another `run.json`, or `run.json` for other weights."""
-        path, written_for = self.model_path, read_header(self.model_path).get("run")
+        path, written_for = self.model_path, read_details(self.model_path).get("run")
         if written_for is not None and written_for != self.record.digest:
             raise UserError(
                 f"{path} does not belong to {self.folder / RUN_FILE}: it was written for other classes, class counts "
@@ -185,7 +190,8 @@ class Run:
         """The trained network, loaded once; it is not to be changed."""
         model, _ = build_network(self.config, torch.from_numpy(self.class_counts), self.channels)
         if self.calibration:
-            model = with_head_of_kind(model, self.calibration.head)
+            kind, old = choose("head", self.calibration.head, SAVED_HEADS), head_of(model)
+            model = with_head(model, SAVED_HEADS[kind](old.in_features, old.out_features))
         weights, header = read_tensors(self.model_path)
         try:
             model.load_state_dict(weights)
@@ -194,17 +200,13 @@ class Run:
             raise UserError(
                 f"{self.model_path} does not fit the network of {self.folder / RUN_FILE}: {reason}"
             ) from error
-        is_checked = has_digest(self.model_path) or format_of(header, self.model_path) == 0
-        if not is_checked and fingerprint(model) != header.get("model"):
+        if DIGEST not in read_details(self.model_path) and fingerprint(model) != header.get("model"):
             raise UserError(f"{self.model_path} is damaged: its weights are not those that were written")
         return model.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
+    @cached_property
     def splits(self) -> Splits:
         """The data of the run, opened once."""
-        return self._splits
-
-    @cached_property
-    def _splits(self) -> Splits:
         splits = open_splits(replace(self.config, root=self.root) if self.root else self.config)
         if splits.train.class_counts.tolist() != self.record.data.class_counts:
             raise UserError(f"the data at hand are not those of {self.folder}: the class counts differ")
@@ -216,17 +218,15 @@ class Run:
         Validation images are cut from the training images by their position in the list. If that list has
         changed since training, other images are cut, and it is unknown which images the network has seen.
         """
-        images = self._splits.split(split)
         if split != "test" and self.record.data.validation_from_training:
-            for name in ("train", "validation"):
-                digest = self.record.data.splits.get(name, SplitRecord(0)).digest
-                if digest is not None and self._splits.split(name).digest != digest:
+            for name, recorded in self.record.data.splits.items():
+                if name != "test" and self.splits.split(name).digest != recorded.digest:
                     raise UserError(
                         f"the {name} images of {self.folder} have changed since it was trained (added, removed, "
                         "renamed or edited), so held-out images cannot be told from those the network has seen; "
                         "restore them, or train anew"
                     )
-        return images
+        return self.splits.split(split)
 
     def transforms(self) -> tuple[Transform, Transform]:
         """The transforms (augmenting, clean) of training images and of test images."""
@@ -243,7 +243,8 @@ class Run:
             images_per_class: at most so many training images of every class.
             seed: random seed that selects them.
         """
-        return image_loader(self, split, views, subsample_of(images_per_class, seed))
+        subsample = None if images_per_class == "all" else ClassSubsample(images_per_class, seed)
+        return image_loader(self, split, views, subsample)
 
     def outputs(
         self,
@@ -258,7 +259,8 @@ class Run:
 
         The arguments are those of `loader`; `images_of` is another run whose images are used.
         """
-        return stored_outputs(self, split, views, subsample_of(images_per_class, seed), images_of or self)
+        subsample = None if images_per_class == "all" else ClassSubsample(images_per_class, seed)
+        return stored_outputs(self, split, views, subsample, images_of or self)
 
 
 def _lack(folder: Path) -> str:
@@ -279,10 +281,9 @@ def _lack(folder: Path) -> str:
 
 def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
     """A post-hoc method with the stage-two settings for the data of a run."""
-    config = run.config
-    trained_by = None if config.sampler else config.method  # a sampler changes both
-    frozen, images = config.train == "head", run.split_sizes["train"]
-    return build_posthoc(name, options, data=config.data, train_images=images, trained_by=trained_by, frozen=frozen)
+    config, images = run.config, run.split_sizes["train"]
+    method = None if config.sampler else config.method  # a sampler changes both
+    return build_posthoc(name, options, data=config.data, train_images=images, trained_by=method, frozen=run.is_frozen)
 
 
 def write_model(path: Path, model: nn.Module, record: RunRecord, header: dict[str, object]) -> str:

@@ -12,16 +12,14 @@ import torch
 from PIL import Image
 
 from longtail.backbones.inference import folded
-from longtail.data.augment import Transform
-from longtail.data.decode import Resize, as_rgb
-from longtail.data.images import Decode, DecodedImages, Images, MemoryImages, as_array
-from longtail.data.list_files import find_images
+from longtail.data.augment import Resize, Transform, as_rgb
+from longtail.data.images import DecodedImages, Images, MemoryImages, as_array
+from longtail.data.listings import find_images
 from longtail.data.splits import image_side
 from longtail.distributed import World, find_device
 from longtail.errors import UserError
 from longtail.files.progress import Display
-from longtail.outputs.batches import model_batches
-from longtail.outputs.inference import infer
+from longtail.outputs.inference import InferenceSession
 from longtail.outputs.loaders import ImageLoader
 from longtail.runs.folder import Run
 from longtail.runs.network import transforms
@@ -79,22 +77,17 @@ class Predicted:
         ]
 
 
-@dataclass(frozen=True)
-class Grey:
+@dataclass(frozen=True, kw_only=True)
+class Grey(Resize):
     """Resizes an image as another decoder does, after conversion to grey."""
 
-    sized: Decode
-    columns = 0
-
-    @property
-    def size(self) -> int:
-        return self.sized.size
+    sized: Resize
 
     def __call__(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
         return self.sized(picture.convert("L"), numbers)
 
 
-def resizing(run: Run) -> Decode:
+def resizing(run: Run) -> Resize:
     """How a test image is resized for the network of a run."""
     return transforms(run.config)[1].decode or Resize(image_side(run.config))
 
@@ -102,7 +95,9 @@ def resizing(run: Run) -> Decode:
 def preprocessing(run: Run) -> Transform:
     """The transform of test images of any size and mode for the network of a run."""
     decode = resizing(run)
-    return replace(transforms(run.config)[1], decode=Grey(decode) if run.channels == 1 else decode)
+    return replace(
+        transforms(run.config)[1], decode=Grey(size=decode.size, sized=decode) if run.channels == 1 else decode
+    )
 
 
 def in_words(run: Run) -> str:
@@ -122,7 +117,8 @@ class Predictor:
     def __init__(self, run: Run, device: str = "auto") -> None:
         self.run = run
         self.device = find_device(device)
-        self.network = folded(run.network).to(self.device)
+        self.network = folded(run.network)
+        self.session = InferenceSession.of_network(self.network, World(0, 1, self.device))
         self.transform = preprocessing(run)
 
     def __repr__(self) -> str:
@@ -158,15 +154,12 @@ class Predictor:
         """
         source, transform = self._opened(images, root, skip_broken)
         display = display or Display(quiet=not progress)
-        loader = ImageLoader(source, transform, world=World(0, 1, self.device), workers=workers)
+        loader = ImageLoader(source, transform, world=self.session.world, workers=workers)
         indices, probabilities = [], []
-        with display.task("predicting", len(source)) as task:
-            batches = model_batches(loader.batches(), loader, self.network, self.device)
-            for batch, outputs in infer(self.network, batches):
-                assert batch.indices is not None
-                probabilities.append(outputs.logits.float().softmax(1).cpu().numpy())
-                indices.append(batch.indices.numpy())
-                task.advance(len(batch))
+        for batch, outputs in self.session.infer(loader, "predicting", display):
+            assert batch.indices is not None
+            probabilities.append(outputs.logits.float().softmax(1).cpu().numpy())
+            indices.append(batch.indices.numpy())
         read = np.concatenate(indices)
         left_out = np.setdiff1d(np.arange(len(source)), read)
         return Predicted(

@@ -1,6 +1,11 @@
-"""The content of `run.json`: configuration, data and versions; format 1.
+"""The content of `run.json` (configuration, data and versions; format 1), and the files in the folder of a run.
 
-Also the names of all files that commands write into the folder of a run.
+`released:NAME` stands for a run that comes with the repository:
+
+    RELEASED/NAME/   model.safetensors, run.json without paths of a machine, README.md (its card)
+
+RELEASED is the folder `released` of a clone of the repository, or the folder that LONGTAIL_RELEASED names. The
+installed package has none.
 """
 
 from __future__ import annotations
@@ -14,24 +19,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longtail.config import TrainConfig, to_dict
+from longtail.config import TrainConfig
 from longtail.data.images import MemoryImages
 from longtail.data.splits import Splits
-from longtail.errors import UserError
-from longtail.files.atomic import LOCK_FILE
-from longtail.files.provenance import versions
-from longtail.files.records import FORMAT, as_record, checked, format_of, read_json, read_lines
+from longtail.errors import UserError, choose
+from longtail.files.atomic import LOCK_FILE, replacing_folder
+from longtail.files.records import FORMAT, as_record, checked, format_of, read_json, read_lines, versions
 from longtail.metrics.table import SCORES
 
-RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE = (
+RUN_FILE, MODEL_FILE, CHECKPOINT_FILE, METRICS_FILE, PROGRESS_FILE, CALIBRATION_FILE, PROBE_FILE = (
     "run.json",
     "model.safetensors",
     "checkpoint.safetensors",
     "metrics.jsonl",
     "progress.txt",
     "calibration.json",
+    "probe.json",
 )
 SPLITS = ("train", "validation", "test")
+RELEASED = "released:"
+RELEASED_VARIABLE = "LONGTAIL_RELEASED"
+RELEASED_FILES = (RUN_FILE, MODEL_FILE, "README.md")  # of a released network
+CLONE = Path(__file__).resolve().parents[3] / "released"
 MOST_CHANNELS = 4
 # Settings that may differ where the same run is kept.
 OF_THE_MACHINE = ("root", "weights", "train_list", "validation_list", "test_list", "device", "workers", "cache_gb")
@@ -39,10 +48,10 @@ OF_THE_MACHINE = ("root", "weights", "train_list", "validation_list", "test_list
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """The number of images of a split, and the digest of their list; None in runs written before digests existed."""
+    """The number of images of a split, and the digest of their list."""
 
     images: int
-    digest: str | None = None
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class RunRecord:
 
     @classmethod
     def of(cls, config: TrainConfig, splits: Splits, started_by: str | None) -> RunRecord:
-        return cls(to_dict(config), DataRecord.of(splits), started_by=started_by)
+        return cls(asdict(config), DataRecord.of(splits), started_by=started_by)
 
     def to_dict(self) -> dict[str, Any]:
         optional = ("calibration", "model")
@@ -130,24 +139,23 @@ class RunRecord:
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read and check a `run.json` of this format or the one before."""
+    """Read and check a `run.json`."""
     values = read_json(path)
     if format_of(values, path) == 0:
-        values = _from_format_0(values, path)
+        raise UserError(f"{path} was written by an older longtail; train the run again")
     record = as_record(RunRecord, values, path)
     data = record.data
-    sizes = {len(data.class_names), len(data.class_counts), len(data.group_counts)}
-    _require(len(sizes) == 1 and bool(data.class_names), "its class names and class counts differ in number", path)
     counts = (*data.class_counts, *data.group_counts, *(split.images for split in data.splits.values()))
-    _require(min(counts) >= 0 and max(data.class_counts) > 0, "a number of images is negative, or all are 0", path)
-    _require({"train"} <= data.splits.keys() <= set(SPLITS), "its splits are not those of a run", path)
-    _require(1 <= data.channels <= MOST_CHANNELS, f"images have no {data.channels} colour channels", path)
+    damage = {
+        "its class names and class counts differ in number": not data.class_names
+        or {len(data.class_counts), len(data.group_counts)} != {len(data.class_names)},
+        "a number of images is negative, or all are 0": min(counts, default=0) < 0 or not any(data.class_counts),
+        "its splits are not those of a run": not {"train"} <= data.splits.keys() <= set(SPLITS),
+        f"images have no {data.channels} colour channels": not 1 <= data.channels <= MOST_CHANNELS,
+    }
+    if reasons := [reason for reason, damaged in damage.items() if damaged]:
+        raise UserError(f"{path} is damaged: {reasons[0]}")
     return record
-
-
-def _require(sound: bool, otherwise: str, path: Path) -> None:
-    if not sound:
-        raise UserError(f"{path} is damaged: {otherwise}")
 
 
 @dataclass(frozen=True)
@@ -169,19 +177,6 @@ def scores_in(values: dict[str, Any], path: Path) -> dict[str, float | None]:
     return {name: checked(float | None, values.get(name), path, name) for name in SCORES}
 
 
-def _from_format_0(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Convert a run of longtail 0.1: it has no digests, and classes were grouped by the counts after holding out."""
-    try:
-        data = dict(values["data"])
-        data["splits"] = {name: {"images": size} for name, size in data.pop("images").items()}
-        data |= {"group_counts": data["class_counts"], "validation_from_training": True}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: it does not describe a run") from error
-    if "calibration" in values:
-        raise UserError(f"{path} is a calibration by an older longtail; calibrate its run again")
-    return {**values, "data": data}
-
-
 def image_channels(splits: Splits) -> int:
     """Colour channels of the images: images read from files are converted to RGB."""
     return splits.train.pixels.shape[1] if isinstance(splits.train, MemoryImages) else 3
@@ -195,7 +190,7 @@ RUN_FILES = (
     METRICS_FILE,
     PROGRESS_FILE,
     CALIBRATION_FILE,
-    "probe.json",
+    PROBE_FILE,
     "head.safetensors",
     "*-calibrated.safetensors",
     "before-after-*.json",
@@ -208,22 +203,18 @@ RUN_FILES = (
     ".*.lock",
     ".*.part",
 )
-PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
+PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)  # of unfinished runs
 RUN_FOLDERS = ("outputs", "report", "tensorboard", "wandb", ".*.part")
 
 
-def unknown_names(folder: Path) -> list[str]:
-    """Names in a folder that no longtail command has written there, sorted."""
-    content = sorted(folder.iterdir()) if folder.is_dir() else []
-    patterns = {path: RUN_FOLDERS if path.is_dir() else RUN_FILES for path in content}
-    return [path.name for path in content if not any(path.match(pattern) for pattern in patterns[path])]
-
-
 def require_only_runs(folder: Path) -> None:
-    """Refuse to replace a folder that holds other files than a run and its results."""
-    more = [name for name in unknown_names(folder) if not (folder / name / RUN_FILE).is_file()]  # calibrations are runs
-    if more:
-        raise UserError(f"{folder} holds more than a run ({more[0]}), so it is not replaced; choose another --out")
+    """Refuse to replace a folder that holds other files than a run, its calibrations and results."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        written = any(path.match(pattern) for pattern in (RUN_FOLDERS if path.is_dir() else RUN_FILES))
+        if not written and not (path / RUN_FILE).is_file():  # calibrations are runs
+            raise UserError(
+                f"{folder} holds more than a run ({path.name}), so it is not replaced; choose another --out"
+            )
 
 
 def remove_run(folder: Path) -> None:
@@ -251,3 +242,51 @@ def require_writable(folder: Path) -> None:
         raise UserError(f"{nearest} is a file; choose another --out")
     if not os.access(nearest, os.W_OK):
         raise UserError(f"{nearest} cannot be written to; choose another --out")
+
+
+def released_folder() -> Path:
+    """Where released networks are; an error says how to get them."""
+    given = os.environ.get(RELEASED_VARIABLE)
+    folder = Path(given) if given else CLONE
+    if not folder.is_dir():
+        where = f"{RELEASED_VARIABLE} names {folder}, which is no folder" if given else f"{folder} does not exist"
+        raise UserError(
+            f"there are no released networks here: {where}; they are in the folder released of the repository, not in "
+            f"the installed package: clone it, or set {RELEASED_VARIABLE} to a copy of that folder"
+        )
+    return folder
+
+
+def released_names() -> list[str]:
+    """The released networks, sorted by name."""
+    return sorted(path.parent.name for path in released_folder().glob(f"*/{RUN_FILE}"))
+
+
+def find_released(name: Path | str) -> Path:
+    """The folder of a released network, `released:NAME`."""
+    wanted, names = str(name).removeprefix(RELEASED), released_names()
+    if not names:
+        raise UserError(f"{released_folder()} holds no released network")
+    return released_folder() / choose("released network", wanted, names)
+
+
+def copy_released(source: Path, target: Path | None = None) -> Path:
+    """Copy the folder of a released network to `target` (default: runs/NAME), where commands may write beside it.
+
+    An existing copy is used; any other folder is an error.
+    """
+    target = target or Path("runs") / source.name
+    if all(
+        (target / file).is_file() and (target / file).read_bytes() == (source / file).read_bytes()
+        for file in RELEASED_FILES[:2]
+    ):
+        return target
+    if target.exists():
+        raise UserError(
+            f"{target} exists already and is not {RELEASED}{source.name}; move it, or work in another folder"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_folder(target, RELEASED_FILES, "a released network") as folder:
+        for file in RELEASED_FILES:
+            shutil.copyfile(source / file, folder / file)
+    return target

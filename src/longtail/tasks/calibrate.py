@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -15,22 +15,25 @@ from longtail.errors import UserError
 from longtail.files.progress import Display
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import Attached, ScaleShift, one_logit
-from longtail.heads.find import MULTI_LABEL, SINGLE_LABEL, Head, close, is_exact
-from longtail.heads.fold import folded_layers, folded_to_one_row
-from longtail.heads.layers import linear_layer, refuse_copies_of_fsdp, whole, with_layers
+from longtail.heads.find import EXACT, MULTI_LABEL, SINGLE_LABEL, Head, close
+from longtail.heads.fold import folded_layers, folded_to_one_row, gathered, linear_layer, unwrap, with_layers
 from longtail.methods import build_posthoc
 from longtail.outputs.batches import split_batch
 from longtail.outputs.extract import Source
-from longtail.outputs.inference import HeadDetector, InferenceSession, detect_head, forward, inference_session
+from longtail.outputs.inference import InferenceSession, forward, inference_session
 from longtail.outputs.loaders import listed_labels
-from longtail.outputs.record import Outputs
+from longtail.outputs.record import Header, Outputs
+from longtail.posthoc.affine import AffinePostHoc
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.gate import warn
 from longtail.posthoc.halo import HALO
-from longtail.posthoc.inputs import chosen_images, fit_outputs, warn_if_no_errors
+from longtail.posthoc.inputs import TOO_SURE, chosen_images, fit_outputs, warn_if_no_errors
 from longtail.posthoc.marc import MARC
 from longtail.posthoc.probe.estimator import Probe
 from longtail.posthoc.probe.method import ProbeHead
-from longtail.posthoc.scale_and_shift import AffinePostHoc
+
+if TYPE_CHECKING:
+    from longtail.runs.folder import Run
 
 ATTACH = "method.fit(longtail.extract(model, loader)); model = longtail.attach(model, method)"
 MULTI_LABEL_ATTACH = "method.fit(logits, labels); model = longtail.attach(model, method, batch=batch)"
@@ -39,67 +42,38 @@ Model = TypeVar("Model", bound=nn.Module)
 Estimator = TypeVar("Estimator", bound=PostHoc | Probe)
 
 
+class Options(TypedDict, total=False):
+    """Arguments of `calibrate` that do not change the type of its result."""
+
+    head: str | None
+    class_counts: Any
+    device: str
+    images_per_class: int | Literal["all", "auto"]
+    seed: int
+    progress: bool
+
+
 @overload
 def calibrate(
-    model: Model,
-    loader: Any,
-    method: None = None,
-    *,
-    validation: None = None,
-    head: str | None = None,
-    class_counts: Any = None,
-    device: str = "auto",
-    images_per_class: int | Literal["all", "auto"] = "all",
-    seed: int = 0,
-    progress: bool = True,
+    model: Model, loader: Any, method: None = None, *, validation: None = None, **options: Unpack[Options]
 ) -> tuple[Model, MARC]: ...
 
 
 @overload
 def calibrate(
-    model: Model,
-    loader: Any,
-    method: None = None,
-    *,
-    validation: Any,
-    head: str | None = None,
-    class_counts: Any = None,
-    device: str = "auto",
-    images_per_class: int | Literal["all", "auto"] = "all",
-    seed: int = 0,
-    progress: bool = True,
+    model: Model, loader: Any, method: None = None, *, validation: Any, **options: Unpack[Options]
 ) -> tuple[Model, HALO]: ...
 
 
 @overload
 def calibrate(
-    model: Model,
-    loader: Any,
-    method: Estimator,
-    *,
-    validation: Any = None,
-    head: str | None = None,
-    class_counts: Any = None,
-    device: str = "auto",
-    images_per_class: int | Literal["all", "auto"] = "all",
-    seed: int = 0,
-    progress: bool = True,
+    model: Model, loader: Any, method: Estimator, *, validation: Any = None, **options: Unpack[Options]
 ) -> tuple[Model, Estimator]: ...
 
 
 @overload
 def calibrate(
-    model: Model,
-    loader: Any,
-    method: str,
-    *,
-    validation: Any = None,
-    head: str | None = None,
-    class_counts: Any = None,
-    device: str = "auto",
-    images_per_class: int | Literal["all", "auto"] = "all",
-    seed: int = 0,
-    progress: bool = True,
+    model: Model, loader: Any, method: str, *, validation: Any = None, **options: Unpack[Options]
 ) -> tuple[Model, PostHoc]: ...
 
 
@@ -155,21 +129,29 @@ def calibrate(
         few = chosen_images(images_per_class, method, np.bincount(listed_labels(loader)), seed)
     source, held_out_source = Source(loader, few), None if validation is None else Source(validation)
     shards = max(source.info.shards, 1 if held_out_source is None else held_out_source.info.shards)
-    with inference_session(model, device, shards=shards) as session:
-        refuse_copies_of_fsdp(session.model)
-        foldable = partial(_require_foldable, method, session.model)
-        forms = MULTI_LABEL if method.multilabel else SINGLE_LABEL
-        detector = HeadDetector(session.model, head, check=foldable, forms=forms)
+    forms = MULTI_LABEL if method.multilabel else SINGLE_LABEL
+    with inference_session(model, device, name=head, forms=forms, shards=shards) as session:
+        if session.sharding == "fsdp":
+            raise UserError(
+                f"{type(session.model).__name__} is wrapped by FSDP, which cannot be copied; gather its weights into a "
+                f"plain model and calibrate that, or add the method after the model: {ATTACH}"
+            )
+        session.check = partial(_require_foldable, method, session)
         if method.multilabel:
-            method.fit(*source.multilabel(session, detector, display))
-            return _folded(session, detector, method), method
-        train = source.outputs(session, detector, "train", class_counts, display)
-        held_out = None
-        if held_out_source is not None:
-            same_head = HeadDetector(session.model, head=detector.head, check=detector.check)
-            held_out = held_out_source.outputs(session, same_head, "validation", train.class_counts, display)
-        fit_method(method, train, held_out, session.world)
-        return _folded(session, detector, method), given
+            method.fit(*source.multilabel(session, display))
+        else:
+            train = source.outputs(session, Header("train"), class_counts=class_counts, display=display)
+            held_out = None
+            if held_out_source is not None:
+                counts, validation_header = train.class_counts, Header("validation")
+                held_out = held_out_source.outputs(session, validation_header, class_counts=counts, display=display)
+            fit_method(method, train, held_out, session.world)
+        calibrated = _folded(session, method)
+    inside = dict(calibrated.named_modules(remove_duplicate=False))
+    for path, module in unwrap(model).named_modules(remove_duplicate=False):  # modes from the outside in
+        if path in inside:
+            inside[path].train(module.training)
+    return calibrated if session.home is None else calibrated.to(session.home), given
 
 
 def fit_method(
@@ -182,43 +164,54 @@ def fit_method(
         warn_if_no_errors(method, train)
 
 
-def _require_foldable(method: PostHoc, model: nn.Module, head: Head) -> None:
+def views_for(method: PostHoc, run: Run, views: int) -> int:
+    """Augmented views of the training images to fit on; a method for frozen backbones takes the images as they are.
+
+    Warns if such a method is to be fitted on images that the backbone was trained on.
+    """
+    if not method.for_frozen:
+        return views
+    if not run.is_frozen:
+        warn(f"the network of {run.folder} was trained on these images, and {TOO_SURE}")
+    return 0
+
+
+def _require_foldable(method: PostHoc, session: InferenceSession, head: Head) -> None:
     """Refuse, before the pass over the data, models and methods that do not fit together."""
+    name = type(session.model).__name__
     if head.obstacle:
         attach = MULTI_LABEL_ATTACH if method.multilabel else ATTACH
         raise UserError(
-            f"a calibration cannot be folded into {type(model).__name__}: {head.obstacle}. Add the method after the "
-            f"model: {attach}"
+            f"a calibration cannot be folded into {name}: {head.obstacle}. Add the method after the model: {attach}"
         )
     if method.needs_features and not head.has_features:
         raise UserError(
             f"{type(method).__name__} needs the features before the head, one vector per sample, but the input of "
-            f"{', '.join(head.layers)} of {type(model).__name__} has another form; choose a method that works on "
-            "logits, such as MARC"
+            f"{', '.join(head.layers)} of {name} has another form; choose a method that works on logits, such as MARC"
         )
 
 
-def _folded(session: InferenceSession, detector: HeadDetector, method: PostHoc) -> nn.Module:
+def _folded(session: InferenceSession, method: PostHoc) -> nn.Module:
     """A copy of the model with the method folded into its weights; raises if its logits are not the method's."""
-    model, head = session.model, detector.head
+    model, head = session.model, session.head
     assert head is not None
     old = [model.get_submodule(path) for path in head.layers]
     make_head = partial(folded_to_one_row, method.head) if head.single else method.head
     calibrated = with_layers(model, old, folded_layers(make_head, old, head.gains))
-    for batch in detector.samples:
+    for batch in session.samples:
         with random_state_kept():
             before = forward(model, batch, head)
         with random_state_kept():
-            after = whole(head.path.logits(calibrated(*batch.args, **batch.kwargs)))
+            after = gathered(head.path.logits(calibrated(*batch.args, **batch.kwargs)))
         logits = method.transform(before.logits, before.features)
-        expected = head.formed(one_logit(logits) if head.single else logits)
-        exact = all(is_exact(cast(Tensor, numbers)) for numbers in (before.logits, *(layer.weight for layer in old)))
+        expected = head.output(one_logit(logits) if head.single else logits)
+        exact = all(cast(Tensor, one).dtype in EXACT for one in (before.logits, *(layer.weight for layer in old)))
         if not close(after.cpu().double(), expected.cpu().double(), exact=exact):
             raise UserError(
                 f"{type(method).__name__} cannot be folded into {', '.join(head.layers)} of {type(model).__name__}: "
                 f"the new model would not give the logits of the method. Add the method after the model: {ATTACH}"
             )
-    return session.restored(calibrated)
+    return calibrated
 
 
 class Applied(nn.Module):
@@ -258,9 +251,9 @@ def attach(model: nn.Module, method: PostHoc, *, batch: Any = None) -> Attached:
         raise UserError("pass a batch of the loader as batch=: the output of a multi-label model could be sigmoids")
     if batch is not None:
         forms = MULTI_LABEL if method.multilabel else SINGLE_LABEL
-        with inference_session(model, "auto", alone=True) as session:
+        with inference_session(model, "auto", forms=forms, alone=True) as session:
             some = split_batch(batch, session.model, session.device, multilabel=method.multilabel)
-            head = detect_head(session.model, some, forms=forms)
+            head = session.detect_head(some)
         if head.form != "logits":
             raise UserError(
                 f"{type(session.model).__name__} returns the {head.form} of the output of {head.layers[0]}; "

@@ -11,27 +11,28 @@ The folder is written under a temporary name and then renamed, so its files alwa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from longtail.errors import UserError
 from longtail.files.atomic import write_json
 from longtail.files.records import FORMAT, as_record, format_of, read_json
+from longtail.files.tensors import write_tensors
+from longtail.heads.fold import linear_layer
 from longtail.methods import PostHocMethod
 from longtail.metrics.intervals import Fallen, collapsed_classes, fallen_classes
 from longtail.metrics.scores import Metrics, predictions_of, score_predictions
+from longtail.outputs.readers import LabelOutputs
 from longtail.outputs.record import Outputs
+from longtail.posthoc.affine import AffinePostHoc
 from longtail.posthoc.base import PostHoc
-from longtail.posthoc.conformal import SetScores
-from longtail.posthoc.prior_estimate import PriorCheck
-from longtail.posthoc.scale_and_shift import AffinePostHoc
 from longtail.posthoc.solver.linear import LinearHead
 from longtail.runs.record import CALIBRATION_FILE, RUN_FILES, RUN_FOLDERS
 
-HEAD_FILE = "head.safetensors"
 CALIBRATED = "-calibrated.safetensors"
 KIND = "a calibration"
 # Everything that longtail commands write to such a folder; a folder with anything else is not replaced.
@@ -57,9 +58,9 @@ class FittedOn:
     @classmethod
     def of(cls, outputs: Outputs, held_out: Outputs | None = None, *, frozen: bool = False) -> FittedOn:
         seen = outputs.split == "train" and not frozen
-        chosen = (outputs.images_per_class, outputs.images_seed)
+        names = ("split", "views", "model", "digest", "images_per_class", "images_seed")
         also = None if held_out is None or held_out is outputs else len(held_out)
-        return cls(outputs.split, seen, outputs.views, len(outputs), outputs.model, outputs.digest, *chosen, also)
+        return cls(seen=seen, samples=len(outputs), held_out=also, **{name: getattr(outputs, name) for name in names})
 
     def in_words(self) -> str:
         """The outputs, and whether the network has seen their images.
@@ -68,9 +69,9 @@ class FittedOn:
         '6,487 train images, which the network has seen, and 726 validation images, which it has not seen'
         """
         text = f"{self.samples:,} {self.split} images, which the network has {'' if self.seen else 'not '}seen"
-        return (
-            text if self.held_out is None else f"{text}, and {self.held_out:,} validation images, which it has not seen"
-        )
+        if self.held_out is None:
+            return text
+        return f"{text}, and {self.held_out:,} validation images, which it has not seen"
 
 
 @dataclass(frozen=True)
@@ -130,17 +131,17 @@ def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | 
 def write_calibration(
     folder: Path,
     method: PostHoc,
-    known: PostHocMethod,
+    described: PostHocMethod,
     name: str,
     fitted_on: FittedOn,
     model: str | None,
     class_names: Sequence[str],
 ) -> None:
     """Write the fitted numbers and the formula, readable without this library."""
-    described = CalibrationFile(
+    record = CalibrationFile(
         method=name,
-        title=known.title,
-        paper=known.paper,
+        title=described.title,
+        paper=described.paper,
         settings=_plain(method.get_params(deep=False)),
         chosen=method.chosen_,
         parameters=getattr(method, "n_parameters_", None),
@@ -149,10 +150,19 @@ def write_calibration(
         class_names=list(class_names),
         model=model,
     )
-    formula = (
-        {"formula": "new_logit[j] = scale_[j] * logit[j] + shift_[j]"} if isinstance(method, AffinePostHoc) else {}
-    )
-    write_json(folder / CALIBRATION_FILE, {**asdict(described), **_numbers(method), **formula})
+    numbers = {**asdict(record), **_numbers(method)}
+    if isinstance(method, AffinePostHoc):
+        numbers["formula"] = "new_logit[j] = scale_[j] * logit[j] + shift_[j]"
+    write_json(folder / CALIBRATION_FILE, numbers)
+
+
+def write_head(folder: Path, method: PostHoc, outputs: Outputs | LabelOutputs) -> None:
+    """Write the calibrated head of saved logits, if the file has the head."""
+    if outputs.head_weight is None:
+        return
+    bias = None if outputs.head_bias is None else torch.from_numpy(outputs.head_bias).float()
+    head = method.head(linear_layer(torch.from_numpy(outputs.head_weight).float(), bias))
+    write_tensors(folder / "head.safetensors", head.state_dict(), {"head": type(head).__name__})
 
 
 def read_calibration(folder: Path, *, model: str | None = None) -> tuple[CalibrationFile, dict[str, Any]]:
@@ -180,13 +190,6 @@ def fitted_value(numbers: Any, name: str) -> Any:
     return None
 
 
-def write_scores(folder: Path, scores: list[Comparison], model: str | None) -> None:
-    """Scores before and after, one file per split."""
-    for score in scores:
-        values = {"format": FORMAT, "model": model, **score.to_dict()}
-        write_json(folder / f"before-after-{score.split}.json", values)
-
-
 @dataclass(frozen=True)
 class ScoresFile:
     """What readers need of `before-after-SPLIT.json`."""
@@ -207,10 +210,9 @@ def read_scores(path: Path, model: str) -> ScoresFile | None:
 
 def _numbers(method: PostHoc) -> dict[str, Any]:
     """What was fitted; in `method_`, what the method inside fitted (before a temperature)."""
-    fitted = {key: value for key, value in vars(method).items() if key.endswith("_") and not key.startswith("_")}
-    numbers = {key: _plain(value) for key, value in fitted.items() if key not in ("result_", "classes_")}
-    inner = method.wrapped
-    if inner is None:
+    names = [name for name in vars(method) if name.endswith("_") and name[0] != "_"]
+    numbers = {name: _plain(vars(method)[name]) for name in names if name not in ("result_", "classes_")}
+    if (inner := method.wrapped) is None:
         return numbers
     own = {key: value for key, value in _numbers(inner).items() if key not in ("set_scores_", "prior_check_")}
     return {**numbers, "method_": {**_plain(inner), **own}}
@@ -224,8 +226,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, PostHoc):
         return {"class": type(value).__name__, **_plain(value.get_params(deep=False))}
-    if isinstance(value, PriorCheck | SetScores):
-        return asdict(value)
     if isinstance(value, LinearHead):
         return f"linear head of shape {value.weight.shape}, folded into the weights"
+    if is_dataclass(value):  # scores for prediction sets, the trial of a prior estimate
+        return asdict(value)  # type: ignore[arg-type]
     return value.item() if isinstance(value, np.generic) else value

@@ -1,41 +1,145 @@
-"""The cells of a comparison: one entry with one seed, trained or calibrated, scored, and kept in a file."""
+"""The cells of a comparison: one method with one seed, trained or calibrated, scored, and kept in a file."""
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import torch
 
+from longtail.backbones import build_backbone
 from longtail.config import TrainConfig, comparable, differences, from_dict
 from longtail.data.splits import Splits
-from longtail.errors import UserError
-from longtail.files.atomic import holding, remove_unfinished, replacing, write_json
-from longtail.files.provenance import provenance
+from longtail.errors import UserError, choose
 from longtail.files.reading import read_text, reading, require_small_archive
-from longtail.files.records import FORMAT, NewerFormat, as_typed, format_of, read_json
-from longtail.metrics.scores import evaluate, evaluate_predictions
-from longtail.posthoc.inputs import fit_outputs
+from longtail.files.records import NewerFormat, as_typed, format_of, read_json
+from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS, PostHocMethod, TrainMethod, build_posthoc, describe_posthoc
+from longtail.posthoc.base import PostHoc, unfitted
 from longtail.recipes import with_authors_settings
-from longtail.runs.folder import Run
+from longtail.runs.folder import Run, build_posthoc_for
 from longtail.runs.network import settled
 from longtail.runs.record import (
     METRICS_FILE,
     MODEL_FILE,
-    PASSING_FILES,
     PROGRESS_FILE,
-    RUN_FILE,
     SPLITS,
     read_journal,
-    remove_passing,
     scores_in,
 )
-from longtail.tasks.calibrate_run import views_for
-from longtail.tasks.entries import Entry
-from longtail.training.loop import train
-from longtail.training.plan import Plan
+
+PLUS = re.compile(r"\+(?=[a-z])")  # 1e+5 is a number
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of the comparison with its options: `softmax`, `marc:solver=sgd` or `balanced-softmax+marc`.
+
+    A stage-one method trains a network. A post-hoc method calibrates that of softmax, or of the stage-one method before
+    the plus sign.
+
+    Args:
+        name: in `longtail methods`, or the name of the class of a user's method.
+        options: as text.
+        estimator: a post-hoc method given as an object.
+        base: the stage-one method whose network a post-hoc method calibrates; None for softmax.
+    """
+
+    name: str
+    options: tuple[tuple[str, str], ...] = ()
+    estimator: PostHoc | None = None
+    base: Entry | None = None
+
+    @classmethod
+    def of(cls, method: str | PostHoc) -> Entry:
+        """Read an entry; invalid names, options and values are refused now, not after hours of training."""
+        if not isinstance(method, str):
+            method.check_settings()
+            defaults = type(method)().get_params()
+            changed = {key: value for key, value in method.get_params().items() if value != defaults[key]}
+            options = tuple((key, str(value)) for key, value in changed.items())
+            return cls(describe_posthoc(method)[1], options, method)
+        first, *more = PLUS.split(method)
+        entry = cls._of_text(first)
+        if not more:
+            return entry
+        if len(more) > 1 or entry.stage != 1:
+            raise UserError(f"{method!r} must be a stage-one method, a plus sign and a post-hoc method: cbs+marc")
+        second = cls._of_text(more[0])
+        if second.stage != 2:
+            raise UserError(f"{second.name} trains a network, so it cannot be applied to that of {entry.name}")
+        return second if entry == BASE else cls(second.name, second.options, base=entry)
+
+    @classmethod
+    def _of_text(cls, text: str) -> Entry:
+        name, _, rest = text.partition(":")
+        choose("method", name, (*TRAIN_METHODS, *POSTHOC_METHODS))
+        pairs = []
+        for item in filter(None, rest.split(",")):
+            option, equals, value = item.partition("=")
+            if not equals:
+                raise UserError(f"options of a method are written name=value, not {item!r} in {text!r}")
+            pairs.append((option, value))
+        entry = cls(name, tuple(pairs))
+        if entry.stage == 2:
+            entry.build().check_settings()
+        else:
+            with torch.random.fork_rng(devices=()):  # fitted on a few samples, so that it checks its settings
+                TRAIN_METHODS[name].build(build_backbone("digits", 1), torch.tensor([90, 9, 3]), dict(pairs))
+        return entry
+
+    def build(self, run: Run | None = None) -> PostHoc:
+        """The post-hoc method, not fitted; with a run, it has the stage-two settings for the data of the run."""
+        if self.estimator is not None:
+            return unfitted(self.estimator)
+        if run is None:
+            return build_posthoc(self.name, dict(self.options))
+        return build_posthoc_for(run, self.name, dict(self.options))
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether held-out images are needed, to choose a setting or to fit the method."""
+        return self.stage == 2 and self.build().needs_validation
+
+    @property
+    def stage(self) -> int:
+        return 1 if self.estimator is None and self.name in TRAIN_METHODS else 2
+
+    @property
+    def stage_one(self) -> Entry:
+        """The method that trains the network."""
+        return self if self.stage == 1 else self.base or BASE
+
+    @property
+    def streams(self) -> int:
+        """Streams of images that a step of training draws a batch from."""
+        return len(TRAIN_METHODS[self.stage_one.name].samplers)
+
+    @property
+    def label(self) -> str:
+        """Name for files and tables."""
+        label = "-".join([self.name, *(f"{name}={value}" for name, value in self.options)])
+        return f"{self.base.label}+{label}" if self.base else label
+
+    @property
+    def _description(self) -> TrainMethod | PostHocMethod:
+        return TRAIN_METHODS[self.name] if self.stage == 1 else describe_posthoc(self.build())[0]
+
+    @property
+    def title(self) -> str:
+        options = ", ".join(f"{name} {value}" for name, value in self.options)
+        title = f"{self._description.title} ({options})" if options else self._description.title
+        return f"{self.base.title} + {title}" if self.base else title
+
+    @property
+    def family(self) -> str:
+        return self._description.family
+
+
+BASE = Entry("softmax")
 
 
 class Result(TypedDict):
@@ -70,7 +174,7 @@ class Cell:
         config: of the training run; its method and seed are replaced.
         views: augmented passes over the training images for fitting post-hoc methods.
         out: folder of the comparison.
-        images: split → digest of its images (see `image_digests`); None if the images are not at hand, and a stored
+        images: split → digest of its images (see `image_digests`); None if there are no images, and a stored
             result is taken as it is.
     """
 
@@ -120,9 +224,7 @@ class Cell:
             values = {"stage_one": self.entry.stage_one.label, "origin": {}, "class_names": [], **values}
             stored: Result = as_typed(Result, values, self.file)
             scores_in(stored["metrics"], self.file)
-            predictions = read_predictions(self.file.with_suffix(".npz"), len(stored["class_counts"]))
-            confusion = evaluate_predictions(*predictions, stored["class_counts"]).to_dict()
-            stored["metrics"] |= {name: value for name, value in confusion.items() if name.startswith("confusion")}
+            read_predictions(self.file.with_suffix(".npz"), len(stored["class_counts"]))  # raises if it is incomplete
             identity = stored["identity"]
             config, views = from_dict(identity["config"]), identity["views"]
         except NewerFormat:
@@ -141,14 +243,14 @@ class Cell:
         if self.images is None or images is None or images == self.images:
             return stored
         if images.get("train") != self.images["train"]:
-            raise UserError(f"{self.file} was made with other training images than those at hand; choose another --out")
+            raise UserError(f"{self.file} was made with other training images; choose another --out")
         return None
 
     def images_seen(self) -> int:
         """How many training images the run of a stage-one cell has seen: by its steps, or its last evaluation."""
         folder, images = self.run_folder, 0
         with suppress(OSError, ValueError):  # training has not started, or the file is being written
-            images = int(read_text(folder / PROGRESS_FILE, "a number", most=100))
+            images = int(read_text(folder / PROGRESS_FILE, "a number", max_bytes=100))
         lines = read_journal(folder / METRICS_FILE)
         return max(images, lines[-1].images) if lines else images
 
@@ -157,74 +259,6 @@ def image_digests(splits: Splits) -> dict[str, str]:
     """Split → digest of its images; a cell stores them, so that one table never shows results on different images."""
     every = {name: getattr(splits, name) for name in SPLITS}
     return {name: images.digest for name, images in every.items() if images is not None}
-
-
-def train_cell(cell: Cell) -> Run:
-    """The finished stage-one run of a cell: opened, resumed, or trained."""
-    folder, config = cell.run_folder, cell.train_config
-    exists = (folder / RUN_FILE).is_file()
-    if exists:
-        changed = differences(Run.open(folder).config, config)
-        if changed:
-            raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
-        trained_on = Run.open(folder).record.data.splits["train"].digest
-        if cell.images and trained_on not in (None, cell.images["train"]):
-            raise UserError(f"{folder} was trained on other images than those at hand; choose another --out")
-    if not cell.is_trained:
-        train(config, folder, resume=exists, progress=False)
-    else:  # left by a process that was killed right after its last write
-        remove_unfinished(folder / MODEL_FILE)
-        if any((folder / name).exists() for name in PASSING_FILES):
-            with holding(folder):
-                remove_passing(folder)
-    return Run.open(folder)
-
-
-def run_cell(cell: Cell) -> Result:
-    """Compute one cell: write scores and test predictions, return the scores."""
-    run = train_cell(cell).using(root=cell.config.root, workers=cell.config.workers)
-    outputs = run.outputs("test")
-    method = None
-    if cell.entry.stage == 1:
-        logits = outputs.rows().read(slice(None)).numpy()
-    else:
-        method = cell.entry.build(run)
-        fitted_on = None if method.fitted_on_unseen else run.outputs("train", views=views_for(method, run, cell.views))
-        validation = run.outputs("validation") if "validation" in run.split_sizes else None
-        fit_outputs(method, fitted_on, validation)
-        logits = np.asarray(method.transform(outputs))
-    plan = Plan.of(run.config, run.split_sizes["train"], streams=cell.entry.streams)
-    metrics = evaluate(logits, outputs.labels, run.group_counts).to_dict()
-    result: Result = {
-        "format": FORMAT,
-        "method": cell.entry.label,
-        "title": cell.entry.title,
-        "family": cell.entry.family,
-        "stage_one": cell.entry.stage_one.label,
-        "seed": cell.seed,
-        "steps": plan.steps,
-        "images": plan.images_at(plan.steps),
-        "parameters": getattr(method, "n_parameters_", None),
-        "chosen": method.chosen_ if method else {},
-        "fit": vars(method.result_) if method else {},
-        "metrics": metrics,
-        "class_counts": run.class_counts.tolist(),
-        "class_names": list(run.class_names),
-        "model": run.model_identity,
-        "origin": {name: value for name, value in provenance().items() if name != "command"},
-        "identity": {
-            "label": cell.entry.label,
-            "views": cell.views,
-            "config": comparable(cell.train_config),
-            "images": image_digests(run.splits()),
-        },
-    }
-    with replacing(cell.file.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, predictions=logits.argmax(1).astype(np.int32), labels=outputs.labels)
-    # The confusion matrix is computed from the predictions beside it; storing it would make the file much larger.
-    kept = {name: value for name, value in metrics.items() if not name.startswith("confusion")}
-    write_json(cell.file, {**result, "metrics": kept})
-    return result
 
 
 def read_predictions(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from longtail.data.images import FileImages
-from longtail.data.sources import find_data
-from longtail.data.splits import Splits, open_splits
+from longtail.data.splits import Splits, find_data, open_splits
 from longtail.metrics.scores import shot_groups, shot_names
 from longtail.metrics.table import SHOTS
 from longtail.recipes import RECIPES
@@ -51,6 +50,14 @@ class ClassDistribution:
         """Images of the largest class divided by images of the smallest; None if a class has none."""
         smallest = int(self.class_counts.min())
         return float(self.class_counts.max()) / smallest if smallest else None
+
+    @property
+    def imbalance_text(self) -> str:
+        """The imbalance factor, or how many classes have no image."""
+        if self.imbalance:
+            return f"imbalance factor {self.imbalance:.1f}"
+        empty = int((self.class_counts == 0).sum())
+        return "1 class without an image" if empty == 1 else f"{empty:,} classes without an image"
 
     @property
     def gini(self) -> float:

@@ -3,7 +3,7 @@
 All post-hoc methods on one stage-one method and seed calibrate the same network (softmax's, or that of the
 method named before the plus sign: `balanced-softmax+marc`); all stage-one methods
 take the same number of optimiser steps, with a full batch per stream of images. Hyper-parameters are chosen on the
-validation split, never on the test split. Finished cells are reused if they were made on the images at hand;
+validation split, never on the test split. Finished cells are reused if they were made on the same images;
 interrupted ones are resumed.
 """
 
@@ -16,22 +16,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from joblib import Parallel, delayed
 
-from longtail.config import TrainConfig
+from longtail.config import TrainConfig, comparable, differences
 from longtail.data.splits import open_splits
 from longtail.distributed import find_device
 from longtail.errors import UserError, whole_number
-from longtail.files.atomic import remove_unfinished
+from longtail.files.atomic import locked_folder, remove_unfinished, replacing, write_json
 from longtail.files.progress import Display, Task
+from longtail.files.records import FORMAT, provenance
 from longtail.files.text import clock
+from longtail.metrics.scores import evaluate
 from longtail.metrics.table import SCORES
 from longtail.posthoc.base import PostHoc
-from longtail.tasks.cells import Cell, Result, image_digests, run_cell
-from longtail.tasks.entries import Entry
+from longtail.posthoc.inputs import fit_outputs
+from longtail.runs.folder import Run
+from longtail.runs.record import MODEL_FILE, PASSING_FILES, RUN_FILE, remove_passing
+from longtail.tasks.calibrate import views_for
+from longtail.tasks.cells import Cell, Entry, Result, image_digests
 from longtail.training.defaults import recipe_for
+from longtail.training.loop import train
 from longtail.training.plan import Plan
-from longtail.training.rehearsal import say_if_slow, seconds_of
+from longtail.training.setup import seconds_of, warn_if_slow
 
 UPDATE_SECONDS = 1.0
 
@@ -55,7 +62,7 @@ def compare(
         methods: names, with options as in `marc:solver=sgd`; a post-hoc method calibrates the network of softmax, or
             of the stage-one method before a plus sign: `cbs+marc`. Or post-hoc methods themselves.
         out: folder of the comparison.
-        seeds: each seed has its own long tail, validation split and initial weights.
+        seeds: each seed has another long tail, validation split and initial weights.
         views: augmented passes over the training images for fitting post-hoc methods.
         jobs: number of cells to work on in parallel, through joblib; its backend can be a Ray or Dask cluster.
         progress: show a progress bar, in a terminal or a notebook.
@@ -121,7 +128,7 @@ def _check_numbers(seeds: Sequence[int], views: int, jobs: int) -> None:
 
 
 def _digests(config: TrainConfig) -> dict[str, str] | None:
-    """Digests of the images at hand; None without data, where finished cells can still be put into a table."""
+    """Digests of the images; None without data, where finished cells can still be put into a table."""
     try:
         return image_digests(open_splits(config))
     except UserError:
@@ -144,7 +151,7 @@ def expected_seconds(cells: Sequence[Cell], display: Display) -> float:
     first = {label: cells[labels.index(label)] for label in labels}
     if cells:  # they differ only in method and seed
         config = cells[0].train_config
-        say_if_slow(config, find_device(config.device), display)
+        warn_if_slow(config, find_device(config.device), display)
     each = {label: seconds_of(cell.train_config, display) for label, cell in first.items()}
     return sum(each[label] for label in labels)
 
@@ -183,3 +190,70 @@ def _workers(jobs: int) -> Any:
         return Parallel(n_jobs=jobs, return_as="generator_unordered")
     except ValueError:  # Ray's backend gives them all at the end
         return Parallel(n_jobs=jobs)
+
+
+def train_cell(cell: Cell) -> Run:
+    """The finished stage-one run of a cell: opened, resumed, or trained."""
+    folder, config = cell.run_folder, cell.train_config
+    exists = (folder / RUN_FILE).is_file()
+    if exists:
+        run = Run.open(folder)
+        if changed := differences(run.config, config):
+            raise UserError(f"{folder} is a run of another comparison ({'; '.join(changed)}); choose another --out")
+        trained_on = run.record.data.splits["train"].digest
+        if cell.images and trained_on not in (None, cell.images["train"]):
+            raise UserError(f"{folder} was trained on other images; choose another --out")
+    if not cell.is_trained:
+        train(config, folder, resume=exists, progress=False)
+    else:  # left by a process that was killed right after its last write
+        remove_unfinished(folder / MODEL_FILE)
+        if any((folder / name).exists() for name in PASSING_FILES):
+            with locked_folder(folder):
+                remove_passing(folder)
+    return Run.open(folder)
+
+
+def run_cell(cell: Cell) -> Result:
+    """Compute one cell: write scores and test predictions, return the scores."""
+    run = train_cell(cell).using(root=cell.config.root, workers=cell.config.workers)
+    outputs = run.outputs("test")
+    method = None
+    if cell.entry.stage == 1:
+        logits = outputs.rows().read(slice(None)).numpy()
+    else:
+        method = cell.entry.build(run)
+        fitted_on = None if method.fitted_on_unseen else run.outputs("train", views=views_for(method, run, cell.views))
+        validation = run.outputs("validation") if "validation" in run.split_sizes else None
+        fit_outputs(method, fitted_on, validation)
+        logits = np.asarray(method.transform(outputs))
+    plan = Plan.of(run.config, run.split_sizes["train"], streams=cell.entry.streams)
+    scores = evaluate(logits, outputs.labels, run.group_counts).to_dict()
+    result: Result = {
+        "format": FORMAT,
+        "method": cell.entry.label,
+        "title": cell.entry.title,
+        "family": cell.entry.family,
+        "stage_one": cell.entry.stage_one.label,
+        "seed": cell.seed,
+        "steps": plan.steps,
+        "images": plan.images_at(plan.steps),
+        "parameters": getattr(method, "n_parameters_", None),
+        "chosen": method.chosen_ if method else {},
+        "fit": vars(method.result_) if method else {},
+        # Without the confusion matrix, which the predictions in the file beside it give in less space.
+        "metrics": {name: value for name, value in scores.items() if not name.startswith("confusion")},
+        "class_counts": run.class_counts.tolist(),
+        "class_names": list(run.class_names),
+        "model": run.model_identity,
+        "origin": {name: value for name, value in provenance().items() if name != "command"},
+        "identity": {
+            "label": cell.entry.label,
+            "views": cell.views,
+            "config": comparable(cell.train_config),
+            "images": image_digests(run.splits),
+        },
+    }
+    with replacing(cell.file.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, predictions=logits.argmax(1).astype(np.int32), labels=outputs.labels)
+    write_json(cell.file, dict(result))
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 from longtail.errors import UserError
 from longtail.files.records import as_record
 from longtail.files.text import some_of
-from longtail.posthoc.conformal import FEWEST_SAMPLES, SetScores
+from longtail.posthoc.deployment import FEWEST_SAMPLES, SetScores
 from longtail.posthoc.prior_estimate import PriorCheck, PriorEstimate, PriorEstimator
 from longtail.posthoc.priors import check_target_prior, log_target
 from longtail.runs.folder import Run
+from longtail.runs.prediction import Predicted
 from longtail.runs.record import CALIBRATION_FILE
 from longtail.tasks.calibration import fitted_value, read_calibration
 
@@ -24,7 +25,7 @@ NAMED_CLASSES = 3
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is known of a calibrated run.
+    """A calibrated run and what its calibration was fitted for.
 
     Args:
         run: the run.
@@ -78,11 +79,6 @@ class Deployment:
         """Estimates the class frequencies of new images from the probabilities of the run."""
         self.shift_to("uniform")  # the calibration has a target prior, of which no class is ruled out
         assert self.target is not None
-        if self.prior_check is None:
-            raise UserError(
-                f"{self.run.folder} was calibrated without a trial of the estimate on held-out images; calibrate it "
-                f"again with {FEWEST_SAMPLES} of them at least"
-            )
         estimator = PriorEstimator(self.log_prior, self.target, self.prior_check)
         estimator.require_usable()
         return estimator
@@ -102,9 +98,43 @@ class Deployment:
             probabilities = moved(probabilities, -np.where(np.isfinite(self.target), self.target, 0.0))
         return self.require_sets().sets(probabilities, coverage)
 
+    def shift_for(self, target_prior: Any, probabilities: np.ndarray) -> tuple[np.ndarray, PriorEstimate | None]:
+        """(K,) what a target prior adds to the logits, and the estimate of it from the probabilities, if it is one."""
+        if not isinstance(target_prior, str) or target_prior != ESTIMATE:
+            return self.shift_to(target_prior), None
+        estimate = self.prior_estimator().estimate(probabilities)
+        return self.shift_to(estimate.power), estimate
+
+    def require(self, target_prior: float | str | None, coverage: float | None) -> None:
+        """Refuse what this run cannot do, before anything is predicted."""
+        if coverage is not None:
+            self.require_sets().thresholds(coverage)
+        if target_prior == ESTIMATE:
+            self.prior_estimator()
+        elif target_prior is not None:
+            self.shift_to(target_prior)
+
+    def apply(
+        self, predicted: Predicted, target_prior: float | str | None, coverage: float | None
+    ) -> tuple[Predicted, dict[str, object], list[str]]:
+        """Predictions at a target prior, with sets of a coverage; the estimate of the prior, and lines to print."""
+        before, names = predicted.probabilities, predicted.class_names
+        lines: list[str] = []
+        estimate = None
+        if coverage is not None:
+            predicted = replace(predicted, sets=self.sets(before, coverage))
+            lines.append(self.require_sets().promise(coverage))
+        if target_prior is not None:
+            shift, estimate = self.shift_for(target_prior, before)
+            predicted = replace(predicted, probabilities=moved(before, shift))
+        if estimate is not None:
+            change = change_line(before.argmax(1), predicted.probabilities.argmax(1), names)
+            lines += [*estimate_lines(estimate, names), change]
+        return predicted, {} if estimate is None else {"target_prior": estimate_record(estimate)}, lines
+
 
 def _vector(values: Any, path: Path) -> np.ndarray:
-    """Numbers of a calibration, in which None stands for minus infinity."""
+    """Numbers of a calibration, in which None means minus infinity."""
     if not isinstance(values, list) or not all(value is None or isinstance(value, int | float) for value in values):
         raise UserError(f"{path} is damaged: log_target_ is not a list of numbers")
     return np.array([-np.inf if value is None else float(value) for value in values])
@@ -114,6 +144,11 @@ def moved(probabilities: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """Probabilities (N, K) after a shift (K,) of their logits."""
     weighted = probabilities * np.exp(shift - shift.max())
     return np.asarray(weighted / weighted.sum(1, keepdims=True))
+
+
+def estimate_record(estimate: PriorEstimate) -> dict[str, Any]:
+    """An estimate as plain values."""
+    return {name: getattr(estimate, name) for name in ("power", "low", "high", "samples", "fits")}
 
 
 def estimate_lines(estimate: PriorEstimate, class_names: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ classes. The trial: methods are fitted as `calibrate` would fit them, and the ga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,15 @@ from longtail.errors import UserError
 from longtail.files.atomic import write_json
 from longtail.files.records import FORMAT, as_record, read_json
 from longtail.files.text import percent, some_of
-from longtail.methods import POSTHOC_METHODS, candidate_title
-from longtail.metrics.intervals import Fallen, Interval, fallen_classes, paired_difference, show_difference
+from longtail.methods import POSTHOC_METHODS
+from longtail.metrics.intervals import (
+    Fallen,
+    Interval,
+    fallen_classes,
+    images_to_settle,
+    paired_difference,
+    show_difference,
+)
 from longtail.metrics.margins import State, describe_state
 from longtail.metrics.scores import Metrics, natural_accuracy
 from longtail.outputs.record import Outputs
@@ -27,25 +34,26 @@ from longtail.posthoc.inputs import from_outputs
 from longtail.runs.folder import Run
 
 FEW_SAMPLES = 5  # fewer held-out samples of a class are mentioned,
+SAFE = "--most-loss 1"  # options of `calibrate` where held-out images are too few for a clear result
 MENTIONED_POINTS = 1.0  # if a single one moves balanced accuracy by as many points
 FALLING = 0.3  # rank correlation of class size and mean margin above which margins fall with class size
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One method: log-likelihood of held-out samples at the target prior, the gain in balanced accuracy, and the price.
+    """One method on held-out samples.
 
-    `natural` is top-1 at the training prior, with the classes as frequent as in training.
+    Args:
+        method: its name; softmax is the unchanged model.
+        log_likelihood: mean, at the target prior.
+        gain: in balanced accuracy.
+        natural: top-1 at the training prior, the price.
     """
 
-    name: str
-    likelihood: float
+    method: str
+    log_likelihood: float
     gain: Interval
     natural: float
-
-    @property
-    def title(self) -> str:
-        return candidate_title(self.name)
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,13 @@ class Diagnosis:
         return self.method != "softmax" and (self.gain.low or 0) > 0
 
     @property
+    def advice(self) -> list[str] | None:
+        """The options of `longtail calibrate` that the recommendation comes to; None if it would do harm."""
+        if self.helps:
+            return ["--method", self.method]
+        return None if (self.gain.high or 0) < 0 else ["--method", self.nearest, *SAFE.split()]
+
+    @property
     def biased(self) -> bool:
         """Whether margins fall with class size and a method helps significantly."""
         return self.helps and self.before.correlation["margins"] > FALLING
@@ -104,7 +119,7 @@ class Diagnosis:
             samples = "1 held-out sample" if self.fewest == 1 else f"{self.fewest} held-out samples"
             sentences.append(f"{classes} only {samples}: a single sample moves balanced accuracy by {step:.1f} points.")
         if self.missing:
-            sentences.append(f"No held-out samples of class {some_of(self.missing)}: nothing is known of them.")
+            sentences.append(f"No held-out samples of class {some_of(self.missing)}: nothing was measured on them.")
         return " ".join(sentences)
 
     def _recommendation(self) -> str:
@@ -117,16 +132,19 @@ class Diagnosis:
         points, _, interval = show_difference(self.gain).partition(" ")
         expected = f"{points} points of balanced accuracy {interval}".rstrip()
         if self.helps:
-            after = next(one.natural for one in self.tried if one.name == self.nearest)
+            after = next(one.natural for one in self.tried if one.method == self.nearest)
             price = f"top-1 at the training prior: {percent(self.tried[0].natural)} → {percent(after)}"
             return f"{first}. Calibrate with {title}, {self.fitted}: expect {expected} on images like these ({price})."
         if (self.gain.high or 0) < 0:
             return (
                 f"{first}, and calibration would lower accuracy ({title}: {expected}). Keep the classifier unchanged."
             )
+        enough = images_to_settle(self.gain, self.samples)
+        settled = "too little to measure here" if enough is None else f"clear from about {enough:,} images on"
         return (
-            f"{first}; {title} is not significantly better than the unchanged model: {expected}. "
-            "Keep the classifier unchanged, or use more held-out images for a clearer result."
+            f"{first}; {self.samples:,} {self.split} images leave open whether {title} helps: {expected}, {settled}. "
+            f"Keep the classifier unchanged, or limit the price: calibrated with {SAFE}, it loses at most 1 point of "
+            "top-1 at the training prior on these images."
         )
 
     def __str__(self) -> str:
@@ -151,10 +169,7 @@ class Diagnosis:
             "fallen": [vars(one) for one in self.fallen],
             "fitted": self.fitted,
             "missing": self.missing,
-            "tried": [
-                {"method": t.name, "log_likelihood": t.likelihood, "gain": vars(t.gain), "natural": t.natural}
-                for t in self.tried
-            ],
+            "tried": [asdict(one) for one in self.tried],
             "recommendation": self.sentences(),
         }
 
@@ -216,23 +231,13 @@ def _fitted(candidate: Candidate, train: Outputs | None) -> str:
 
 
 @dataclass(frozen=True)
-class TriedRecord:
-    """One method in a diagnosis file."""
-
-    method: str
-    log_likelihood: float
-    gain: Interval
-    natural: float
-
-
-@dataclass(frozen=True)
 class DiagnosisFile:
     """What readers need of `diagnosis-SPLIT.json`; the file holds all of `Diagnosis.to_dict`."""
 
     model: str
     split: str
     recommendation: str
-    tried: list[TriedRecord]
+    tried: list[Tried]
     samples: int = 0
     method: str = "softmax"
     """The method that it recommends."""

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from longtail.config import WORKERS
 from longtail.data.imbalance import TEST_ORDERS, profile_indices
 from longtail.distributed import join
 from longtail.errors import UserError
 from longtail.files.atomic import write_json
 from longtail.files.progress import QUIET, Display
-from longtail.files.provenance import WORKERS
 from longtail.files.records import FORMAT
 from longtail.metrics.scores import Metrics, evaluate_chunks
 from longtail.outputs.record import Outputs
 from longtail.runs.folder import Run
-from longtail.runs.outputs import score_loader
+from longtail.runs.network import score
 
 KNOWN = "known"
 
@@ -85,62 +85,38 @@ def evaluate_run(
         origin: dict[str, Any] = {"format": FORMAT, "model": run.model_identity, "split": split}
         if profile is None and target_prior is None:
             loader = run.loader(split)
-            metrics = score_loader(run.network, loader, run.group_counts, display)
+            metrics = score(run.network, loader, run.group_counts, display)
             path = run.folder / f"metrics-{split}.json"
             origin["skipped"] = len(loader.images) - metrics.samples
         else:
-            metrics, how = _score_outputs(run, split, profile, target_prior)
-            named = [split, *([] if profile is None else [str(profile)]), *([how.name] if how.name else [])]
-            path = run.folder / f"metrics-{'-'.join(named)}.json"
-            origin |= {"test_profile": None if profile is None else str(profile), "target_prior": how.record}
-            for line in how.lines if world.is_main else ():
-                display.line(line)
+            metrics, name, record = _score_outputs(run, split, profile, target_prior)
+            subset = None if profile is None else str(profile)
+            path = run.folder / f"metrics-{'-'.join(filter(None, (split, subset, name)))}.json"
+            origin |= {"test_profile": subset, "target_prior": record}
         if world.is_main:
             write_json(path, {**origin, **metrics.to_dict()})
         world.barrier()
     return metrics, run, path
 
 
-@dataclass(frozen=True)
-class _Moved:
-    """A target prior: what it adds to the logits (K,), its name in a file, its record, and what to say of it."""
-
-    shift: np.ndarray
-    name: str = ""
-    record: Any = None
-    lines: tuple[str, ...] = ()
-
-
 def _score_outputs(
     run: Run, split: str, profile: TestProfile | None, target_prior: float | str | None
-) -> tuple[Metrics, _Moved]:
-    """Scores of stored outputs: some of the rows, moved to another target prior."""
+) -> tuple[Metrics, str, Any]:
+    """Scores of stored outputs, of the rows of a profile, at a target prior; the prior's name in a file and record."""
     from longtail.posthoc.priors import shifted  # slow to import, and often not needed
+    from longtail.tasks.deployment import Deployment, estimate_lines, estimate_record
 
     outputs = run.outputs(split)
     rows = np.arange(len(outputs)) if profile is None else profile.rows(outputs)
     labels, logits = outputs.labels[rows], outputs.rows().only(rows)
-    moved = _Moved(np.zeros(len(run.class_names)))
+    shift, name, record = np.zeros(len(run.class_names)), "", None
     if target_prior is not None:
-        moved = _target(run, target_prior, labels, np.concatenate([chunk.numpy() for _, chunk in logits.chunks()]))
-    chunks = (shifted(chunk, moved.shift).numpy() for _, chunk in logits.chunks())
-    return evaluate_chunks(chunks, labels, run.group_counts), moved
-
-
-def _target(run: Run, target_prior: float | str, labels: np.ndarray, logits: np.ndarray) -> _Moved:
-    import torch
-
-    from longtail.tasks.deployment import ESTIMATE, Deployment, estimate_lines
-
-    deployment = Deployment.of(run)
-    if target_prior == ESTIMATE:
-        probabilities = torch.from_numpy(logits).softmax(1).numpy()
-        estimate = deployment.prior_estimator().estimate(probabilities)
-        record = {name: getattr(estimate, name) for name in ("power", "low", "high", "samples", "fits")}
-        lines = tuple(estimate_lines(estimate, run.class_names))
-        return _Moved(deployment.shift_to(estimate.power), "prior-estimate", record, lines)
-    if target_prior == KNOWN:
-        counts = np.bincount(labels, minlength=len(run.class_names))
-        return _Moved(deployment.shift_to(counts), "prior-known", KNOWN)
-    name = "file" if Path(str(target_prior)).is_file() else f"{target_prior}"
-    return _Moved(deployment.shift_to(target_prior), f"prior-{name}", str(target_prior))
+        name = f"prior-{'file' if Path(str(target_prior)).is_file() else target_prior}"
+        prior = np.bincount(labels, minlength=len(shift)) if target_prior == KNOWN else target_prior
+        probabilities = np.concatenate([chunk.softmax(1).numpy() for _, chunk in logits.chunks()])
+        shift, estimate = Deployment.of(run).shift_for(prior, probabilities)
+        record = str(target_prior) if estimate is None else estimate_record(estimate)
+        for line in () if estimate is None else estimate_lines(estimate, run.class_names):
+            run.display.line(line)
+    chunks = (shifted(chunk, shift).numpy() for _, chunk in logits.chunks())
+    return evaluate_chunks(chunks, labels, run.group_counts), name, record

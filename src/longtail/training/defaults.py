@@ -1,19 +1,12 @@
 """Default settings chosen from the images: `longtail train photos --out runs/photos` needs no other options.
 
-| shorter side of the images (median) | trained at | network |
-|---|---|---|
-| up to 12 | 8 x 8 | digits |
-| up to 48 | 32 x 32 | resnet8, resnet20 or resnet32, by the number of images |
-| up to 96 | 64 x 64 | resnet10, from 10,000 images on resnet18 |
-| up to 160 | 128 x 128 | resnet18 |
-| more | 224 x 224 | resnet18, from 20,000 images on resnet34, from 200,000 on resnet50 |
-
 A pretrained network is trained with AdamW, for a third of the epochs, at its own image size; a network of timm or
-Hugging Face with random weights with AdamW, and a ResNet from scratch with SGD. See `suited`.
+Hugging Face with random weights with AdamW, and a ResNet from scratch with SGD. See `with_default_optimizer`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,15 +18,14 @@ from longtail.backbones.library import input_settings, library_of
 from longtail.backbones.weights import backbone_of
 from longtail.config import DataConfig, TrainConfig, from_dict
 from longtail.data.images import DecodedImages, FileImages, Images, MemoryImages
-from longtail.data.sources import SOURCES, find_data
-from longtail.data.splits import Splits, open_splits
+from longtail.data.splits import SOURCES, Splits, find_data, open_splits
 from longtail.errors import UserError
 from longtail.recipes import RECIPES
 from longtail.runs.network import settled
 
 VALIDATION = 0.1
 EVALUATIONS = 15  # lines about validation images that a training of the chosen length prints
-LOOKED_AT = 200  # images whose headers are read
+SAMPLED_HEADERS = 200  # images whose headers are read
 # Largest median side, side that images are resized to, and networks: (minimum number of images, name).
 SIZES: tuple[tuple[float, int, tuple[tuple[int, str], ...]], ...] = (
     (12, 8, ((0, "digits"),)),
@@ -52,12 +44,13 @@ FROM_SCRATCH: dict[str, float] = {"lr": 1e-3, "weight_decay": 0.05}  # a network
 SGD_LR = 0.01  # for a pretrained network
 FEWEST_EPOCHS = 1 / 3  # of the usual number: with fewer, a smaller network is trained better
 STEPS_SHARE = 0.85  # of the time for training; evaluations take the rest
+CHEAPER = 30.0  # a smaller network is at most this many times cheaper per pixel than the one that was tried before
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 
 @dataclass(frozen=True)
-class Found:
-    """Images, and the settings chosen for them."""
+class Suggestion:
+    """Images, and the settings suggested for them."""
 
     splits: Splits
     config: TrainConfig
@@ -66,15 +59,18 @@ class Found:
     grey: bool
 
     def sentence(self, config: TrainConfig) -> str:
-        """One sentence: the images found, and how they are trained on; `config` includes all options."""
+        """One sentence: the images, and how they are trained on; `config` includes all options."""
         colour = "grey" if self.grey else "colour"
+        images = f"{self.splits.summary()}; {colour}, about {self.side} pixels"
+        if config.train == "head":
+            return images
         augment = " ".join(("--augment", *config.augment))
         length = f"--epochs {config.epochs:g}" if config.epochs else f"--iterations {config.iterations}"
         start = f" --weights {config.weights}" if config.weights else ""
         return (
-            f"{self.splits.summary()}; {colour}, about {self.side} pixels. Trained with --backbone {config.backbone}"
-            f"{start} --image-size {config.image_size} {augment} {length} --batch-size {config.batch_size} "
-            f"--optimizer {config.optimizer} --lr {config.lr:g}; give any of these options to change it"
+            f"{images}. Trained with --backbone {config.backbone}{start} --image-size {config.image_size} {augment} "
+            f"{length} --batch-size {config.batch_size} --optimizer {config.optimizer} --lr {config.lr:g}; "
+            "give any of these options to change it"
         )
 
 
@@ -88,7 +84,7 @@ def recipe_for(data: str | DataConfig, *, root: str | None = None, **settings: A
     """
     if isinstance(data, str) and data in RECIPES:
         return changed_recipe(data, {"root": root, **settings})
-    return look_at(data, root=root, **settings).config
+    return suggest_settings(data, root=root, **settings).config
 
 
 def changed_recipe(name: str, settings: dict[str, Any]) -> TrainConfig:
@@ -96,40 +92,40 @@ def changed_recipe(name: str, settings: dict[str, Any]) -> TrainConfig:
     config = from_dict(settings, RECIPES[name])
     if library_of(config.backbone) is None and config.train == "all":
         return config
-    return settled(suited(config, settings))
+    return settled(with_default_optimizer(config, settings))
 
 
-def suited(config: TrainConfig, given: Collection[str] = ()) -> TrainConfig:
+def with_default_optimizer(config: TrainConfig, given: Collection[str] = ()) -> TrainConfig:
     """The configuration with the optimiser and learning rate for what is trained of its network.
 
     Settings whose names are `given` stay, and so does everything where a network of this library starts at random.
     """
-    library, part = library_of(config.backbone), config.train.partition(":")[0]
+    library, trained = library_of(config.backbone), config.train.partition(":")[0]
     pretrained = config.weights or (library and config.pretrained)
-    if part == "head" or not (pretrained or library):
+    if trained == "head" or not (pretrained or library):
         return config
-    chosen: dict[str, Any] = {"optimizer": "adamw", **(FINE_TUNING[part] if pretrained else FROM_SCRATCH)}
+    chosen: dict[str, Any] = {"optimizer": "adamw", **(FINE_TUNING[trained] if pretrained else FROM_SCRATCH)}
     if "optimizer" in given and config.optimizer == "sgd":
         chosen = {"lr": SGD_LR} if pretrained else {}
     return replace(config, **{name: value for name, value in chosen.items() if name not in given})
 
 
-def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any) -> Found:
+def suggest_settings(data: str | DataConfig, *, root: str | None = None, **settings: Any) -> Suggestion:
     """Inspect the images at a path, and choose settings."""
     where = replace(find_data(data, root), validation=VALIDATION) if isinstance(data, str) else data
-    known = {name: value for name, value in settings.items() if name in DataConfig.__dataclass_fields__}
-    splits = open_splits(replace(where, **known))
-    side, grey = _looks(splits.train)
+    of_data = {name: value for name, value in settings.items() if name in DataConfig.__dataclass_fields__}
+    splits = open_splits(replace(where, **of_data))
+    side, grey = _side_and_colour(splits.train)
     network = settings.get("backbone") or ""
-    own = input_settings(network) if library_of(network) else {}
-    size = settings.get("image_size") or own.get("image_size") or SOURCES[where.data].side
+    fixed = input_settings(network) if library_of(network) else {}  # by the network
+    size = settings.get("image_size") or fixed.get("image_size") or SOURCES[where.data].side
     row = next(row for row in SIZES if (size or side) <= row[0])
     size, images = size or row[1], len(splits.train)
     backbone = [name for least, name in row[2] if images >= least][-1]
     chosen: dict[str, Any] = {
         "backbone": backbone,
-        **own,
-        "image_size": None if isinstance(splits.train, MemoryImages) and not own else size,
+        **fixed,
+        "image_size": None if isinstance(splits.train, MemoryImages) and not fixed else size,
         "augment": _augment(size, grey=grey),
         "epochs": float(np.clip(round(400_000 / images), 15, 90)),
         "batch_size": 64 if images < 2_000 else 128,
@@ -137,18 +133,18 @@ def look_at(data: str | DataConfig, *, root: str | None = None, **settings: Any)
     }
     if (weights := settings.get("weights")) and not network:
         chosen["backbone"] = backbone_of(Path(weights)) or backbone
-    if weights or (own and settings.get("pretrained", True)):
+    if weights or (fixed and settings.get("pretrained", True)):
         chosen["epochs"] = float(max(round(chosen["epochs"] / 3), 5))  # a pretrained network needs fewer
     chosen["evaluate_every"] = max(round(chosen["epochs"] / EVALUATIONS), 1)
     chosen["warmup"] = -(-images // chosen["batch_size"])  # one epoch
     base = TrainConfig(**{**vars(where), **chosen})
-    return Found(splits, suited(from_dict(settings, base), settings), side, grey)
+    return Suggestion(splits, with_default_optimizer(from_dict(settings, base), settings), side, grey)
 
 
-def smaller(found: Found, config: TrainConfig, free: Collection[str]) -> Iterator[TrainConfig]:
+def smaller_settings(suggestion: Suggestion, config: TrainConfig, free: Collection[str]) -> Iterator[TrainConfig]:
     """The configuration, then smaller networks and images, as far as these settings are `free` to change."""
     yield config
-    side = config.image_size or found.side
+    side = config.image_size or suggestion.side
     for _, size, networks in reversed(SIZES):
         if (
             size > side
@@ -159,13 +155,13 @@ def smaller(found: Found, config: TrainConfig, free: Collection[str]) -> Iterato
         names = [name for _, name in reversed(networks)] if "backbone" in free else [config.backbone]
         if size == side and config.backbone in names:
             names = names[names.index(config.backbone) + 1 :]
-        augment = _augment(size, grey=found.grey) if "augment" in free else config.augment
+        augment = _augment(size, grey=suggestion.grey) if "augment" in free else config.augment
         for name in names:
             yield replace(config, backbone=name, augment=augment, image_size=config.image_size and size)
 
 
 def for_minutes(
-    found: Found,
+    suggestion: Suggestion,
     config: TrainConfig,
     minutes: float,
     seconds_of: Callable[[TrainConfig], float],
@@ -174,9 +170,10 @@ def for_minutes(
     """The largest network and images that train long enough in so many minutes, and for how many epochs.
 
     Long enough is a third of the usual epochs. If nothing is, the smallest network is trained for the epochs that fit.
+    Settings that cannot be quick enough, to judge by the last trial, are not tried.
 
     Args:
-        found: the images.
+        suggestion: the images and their usual settings.
         config: the usual settings.
         minutes: how long training may take.
         seconds_of: measures how long the steps of a configuration take on this machine.
@@ -184,33 +181,39 @@ def for_minutes(
     """
     if config.epochs is None:
         raise UserError("a length in minutes does not go with --iterations; give only one of them")
-    chosen, epochs = config, config.epochs
-    for chosen in smaller(found, config, free):
-        fitting = 60 * minutes * STEPS_SHARE / max(seconds_of(chosen) / config.epochs, 1e-9)
+    chosen, epochs, start, seconds_of_pixel = config, config.epochs, time.monotonic(), 0.0
+    fewest = config.epochs * (FEWEST_EPOCHS if "epochs" in free else 1)
+    *larger, smallest = smaller_settings(suggestion, config, free)
+    for chosen in [*larger, smallest]:
+        left = (60 * minutes - round(time.monotonic() - start)) * STEPS_SHARE  # trials take time, and decode all images
+        pixels = (chosen.image_size or 1) ** 2
+        if chosen is not smallest and seconds_of_pixel * pixels * fewest > CHEAPER * left:
+            continue
+        seconds = max(seconds_of(chosen) / config.epochs, 1e-9)
+        seconds_of_pixel, fitting = seconds / pixels, left / seconds
         epochs = min(config.epochs, max(float(int(fitting)), 1.0)) if "epochs" in free else config.epochs
-        if fitting >= config.epochs * (FEWEST_EPOCHS if "epochs" in free else 1):
+        if fitting >= fewest:
             break
     return replace(chosen, epochs=epochs, evaluate_every=max(round(epochs / EVALUATIONS), 1))
 
 
-def _looks(images: Images) -> tuple[int, bool]:
+def _side_and_colour(images: Images) -> tuple[int, bool]:
     """Median of the shorter sides, and whether the images are grey, by the headers of some of them."""
     if isinstance(images, MemoryImages):
         return int(min(images.pixels.shape[2:])), images.pixels.shape[1] == 1
     assert isinstance(images, DecodedImages)
-    places = np.unique(np.linspace(0, len(images) - 1, LOOKED_AT).astype(int))
-    headers = [images.header(int(place)) for place in places]
-    known = [(width, height, mode) for width, height, mode in headers if width]
-    if not known:
-        path = images.path(int(places[0]))
+    sample = np.unique(np.linspace(0, len(images) - 1, SAMPLED_HEADERS).astype(int)).tolist()
+    headers = [header for index in sample if (header := images.header(index))[0]]
+    if not headers:
+        path = images.path(sample[0])
         if isinstance(images, FileImages) and not path.exists():
             raise UserError(
                 f"none of the images was found, for example {path}; "
                 "give the folder that the paths are relative to with --root FOLDER"
             )
-        images.open(int(places[0]))  # raises an error that says what is wrong
-    side = int(np.median([min(width, height) for width, height, _ in known]))
-    return side, all(mode in GREY_MODES for _, _, mode in known)
+        images.open(sample[0])  # raises an error that says what is wrong
+    side = int(np.median([min(width, height) for width, height, _ in headers]))
+    return side, all(mode in GREY_MODES for _, _, mode in headers)
 
 
 def _augment(size: int, *, grey: bool) -> tuple[str, ...]:

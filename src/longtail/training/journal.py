@@ -1,4 +1,4 @@
-"""The files that a training run writes, and how a run is found again."""
+"""The files that a training run writes, and how a run is resumed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longtail.config import TrainConfig, differences, to_dict
+from longtail.config import TrainConfig, differences
 from longtail.data.splits import Splits
 from longtail.distributed import World
 from longtail.errors import UserError, whole_number
@@ -35,13 +36,13 @@ from longtail.runs.record import (
     require_only_runs,
     require_writable,
 )
-from longtail.training.checkpoint import load_checkpoint, save_checkpoint
-from longtail.training.optimizer import TrainState
 from longtail.training.plan import Plan
+from longtail.training.state import TrainState, load_checkpoint, save_checkpoint
 from longtail.training.trackers import Tracker, build_trackers
 from longtail.training.tuning import merged
 
 TICK_SECONDS = 1.0
+PRINTED_SCORES = ("top1", "balanced")
 
 
 class Journal:
@@ -93,26 +94,39 @@ class Journal:
         require_writable(self.folder)
 
     def restore(self, state: TrainState, steps: int) -> None:
-        """The state of the run to resume; None for a new run."""
-        if self.resuming and not self.finished:
-            self._restore(state, steps)
+        """Load the checkpoint of a run that is resumed, if it has one."""
+        checkpoint = self.folder / CHECKPOINT_FILE
+        if not self.resuming or not checkpoint.is_file():
+            return
+        header = load_checkpoint(checkpoint, state, steps=steps)
+        if header.processes != self.world.size:
+            raise UserError(
+                f"{checkpoint} was written by {header.processes} processes, there are {self.world.size} now; "
+                "resume with the same number of processes"
+            )
+        self.loss_sum.fill_(header.loss_sums[self.world.rank])
+        self.loss_steps = header.loss_steps
 
     def begin(self, state: TrainState) -> None:
-        """Write the description of a new run, before any other file."""
+        """Write the description of a new run before any other file, or remove what a resumed run will write again."""
         self.world.barrier()
         if self.world.is_main:
             for name in (RUN_FILE, CHECKPOINT_FILE, MODEL_FILE, METRICS_FILE):
                 remove_unfinished(self.folder / name)  # left by killed processes
-        if self.world.is_main and self.resuming:
-            self._tidy(state.step)
-        if self.world.is_main and not self.resuming:
-            if self.replacing:
-                remove_run(self.folder)
-            Run.create(self.folder, self.config, self.splits, started_by=launch_id())
+            if self.finished:
+                remove_passing(self.folder)
+            elif self.resuming:
+                path = self.folder / METRICS_FILE
+                steps = [(whole_number(f"step in {path}", line.get("step")), line) for line in read_lines(path)]
+                keep_lines(path, [line for step, line in steps if step <= state.step])
+            else:
+                if self.replacing:
+                    remove_run(self.folder)
+                Run.create(self.folder, self.config, self.splits, started_by=launch_id())
         self.world.barrier()
         try:
             for tracker in () if self.finished else self.trackers:
-                tracker.start(self.folder, to_dict(self.config), state.step)
+                tracker.start(self.folder, asdict(self.config), state.step)
         except UserError:
             self.forget_beginning()
             raise
@@ -131,27 +145,6 @@ class Journal:
             return False
         started_by = Run.open(self.folder).record.started_by
         return bool(self.world.gather(started_by == launch_id())[0])
-
-    def _restore(self, state: TrainState, steps: int) -> None:
-        checkpoint = self.folder / CHECKPOINT_FILE
-        if checkpoint.is_file():
-            header = load_checkpoint(checkpoint, state, steps=steps)
-            if header.processes != self.world.size:
-                raise UserError(
-                    f"{checkpoint} was written by {header.processes} processes, there are {self.world.size} now; "
-                    "resume with the same number of processes"
-                )
-            self.loss_sum.fill_(header.loss_sums[self.world.rank])
-            self.loss_steps = header.loss_steps
-
-    def _tidy(self, step: int) -> None:
-        """Remove metrics after the checkpoint: they will be written again."""
-        if self.finished:
-            remove_passing(self.folder)
-            return
-        path = self.folder / METRICS_FILE
-        lines = read_lines(path)
-        keep_lines(path, [line for line in lines if whole_number(f"step in {path}", line.get("step")) <= step])
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of one step to the mean that is recorded next."""
@@ -189,7 +182,7 @@ class Journal:
         text = f"{plan.named(state.step)}  loss {loss:.4f}"
         if metrics:
             entry["validation"] = {name: getattr(metrics, name) for name in SCORES}
-            shown = (f"{SCORES[name].heading} {SCORES[name].show(getattr(metrics, name))}" for name in SHOWN)
+            shown = (f"{SCORES[name].heading} {SCORES[name].show(getattr(metrics, name))}" for name in PRINTED_SCORES)
             text += f"  validation: {', '.join(shown)}"
         if self.world.is_main:
             append_line(self.folder / METRICS_FILE, entry)
@@ -219,6 +212,3 @@ class Journal:
         """Close the trackers; called at the end of training and after an interruption."""
         for tracker in self.trackers:
             tracker.finish()
-
-
-SHOWN = ("top1", "balanced")

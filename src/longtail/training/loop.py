@@ -1,7 +1,8 @@
-"""Stopping between two steps, when a signal arrives."""
+"""The training loop: steps, evaluations, checkpoints, and stopping between two steps when a signal arrives."""
 
 from __future__ import annotations
 
+import copy
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,25 +17,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longtail.backbones.library import library_of
 from longtail.config import TrainConfig, comparable
-from longtail.data.splits import open_splits
+from longtail.data.splits import BY_PATH, open_splits
 from longtail.distributed import World, join
 from longtail.errors import Interrupted, UserError
-from longtail.files.atomic import holding
+from longtail.files.atomic import locked_folder
 from longtail.files.progress import QUIET, Display
 from longtail.files.reading import resolved
 from longtail.files.text import clock
-from longtail.launch import handling, terminations
+from longtail.launch import signal_handler, termination_signals
 from longtail.metrics.scores import Metrics
 from longtail.outputs.loaders import ImageLoader
 from longtail.recipes import with_authors_settings
-from longtail.runs.network import settled
-from longtail.runs.outputs import score
+from longtail.runs.folder import Run
+from longtail.runs.network import score, settled
 from longtail.training.defaults import recipe_for
 from longtail.training.journal import Journal
-from longtail.training.rehearsal import own_random_numbers, prepare, rehearse, say_if_slow
-from longtail.training.step import Parts, TrainingStep, compiled, take_step
+from longtail.training.setup import MicroBatches, TrainingSetup, TrainingStep, fork_rng, warn_if_slow
 from longtail.training.trackers import Tracker
 from longtail.training.tuning import described, fit_head
+
+LARGE_FOR_ADAMW = 0.02  # learning rate
+LONG = 1800.0  # seconds of training, above which a shorter one is offered
+NOTE_EVERY = 20  # steps between readings of the loss, because each reading waits for the device
 
 
 class StopRequest:
@@ -46,7 +50,7 @@ class StopRequest:
     @contextmanager
     def listening(self) -> Iterator[Self]:
         """A block in which signals are requests; in a thread other than the main one the caller stops training."""
-        with handling(self._ask, signal.SIGINT, *terminations()):
+        with signal_handler(self._ask, signal.SIGINT, *termination_signals()):
             yield self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -63,25 +67,11 @@ class StopRequest:
         return signal.SIGTERM if terminated else signal.SIGINT if interrupted else 0
 
 
-LARGE_FOR_ADAMW = 0.02  # learning rate
-LONG = 1800.0  # seconds of training, above which a shorter one is offered
-OWN_IMAGES = ("folder", "csv", "parquet", "lists")  # data without a recipe
-NOTE_EVERY = 20  # steps between readings of the loss, because each reading waits for the device
-
-
 class Trainer:
     """One training run in one folder.
 
     The constructor checks settings, images, folder, and one step on a copy. Files are written only after that.
-
-    Args:
-        config: what to train.
-        folder: where the run is written.
-        world: this process among those that train together.
-        display: where progress is shown.
-        resume: continue from the folder's checkpoint.
-        overwrite: replace an existing run.
-        trackers: names or objects that also receive the scores.
+    Arguments are those of `train`.
     """
 
     def __init__(
@@ -99,26 +89,30 @@ class Trainer:
         self.world = world
         self.display = display if world.is_main else QUIET
         self.splits = open_splits(config)
-        require_apart(folder, config)
+        if config.data == "folder" and config.root and resolved(folder).is_relative_to(resolved(Path(config.root))):
+            raise UserError(
+                f"{folder} is inside the images of {config.root}; choose another --out"
+            )  # it would be a class
         self.journal = Journal(folder, config, self.splits, world, trackers)
         self.journal.require_usable(resume=resume, overwrite=overwrite)
         world.require_alike(**comparable(config), resume=resume, images=self.splits.train.digest)
-        self.streams, self.state, self.plan = prepare(config, self.splits, world, self.display)
-        self.journal.restore(self.state, self.plan.steps)
+        self.setup = TrainingSetup(config, self.splits, world, self.display)
+        self.state, self.plan = self.setup.state, self.setup.plan
         if not self.journal.finished:
-            self.streams.open_images()
+            self.journal.restore(self.state, self.plan.steps)
+            self.setup.open_images()
             if self.state.step < self.plan.steps:  # a run may be killed after its last step
                 self._rehearse()
         self.journal.begin(self.state)
 
     def _rehearse(self) -> None:
         """Try one step on a copy, and print how long the remaining steps will take."""
-        say_if_slow(self.config, self.world.device, self.display)
-        seconds = rehearse(self.streams, self.state, self.config, self.plan, self.world)
+        warn_if_slow(self.config, self.world.device, self.display)
+        seconds = self.setup.rehearse()
         self.display.line(described(self.state.model, self.config))
         steps = f"{self.plan.steps - self.state.step:,} steps of {self.config.batch_size} images"
         work = f"features of {len(self.splits.train):,} images" if self.config.train == "head" else steps
-        long = seconds > LONG and self.config.data in OWN_IMAGES
+        long = seconds > LONG and self.config.data in BY_PATH
         hint = "; --minutes 10 instead chooses network, image size and epochs that fit into 10 minutes" if long else ""
         self.display.line(f"{work}: about {clock(seconds)} here{hint}")
 
@@ -128,7 +122,7 @@ class Trainer:
             self.display.line(f"{self.journal.folder} is already finished")
             return None
         try:
-            return self._train()
+            return self._fit_head() if self.config.train == "head" else self._train()
         except UserError:
             self.journal.forget_beginning()
             raise
@@ -137,9 +131,8 @@ class Trainer:
 
     def _fit_head(self) -> Metrics | None:
         """Fit the head on the features of a frozen network, and write the run."""
-        images = self.streams.images
-        loader = ImageLoader(images, self.streams.clean, world=self.world, workers=self.config.workers)
-        loss = fit_head(self.state.model, loader, self.display)
+        run = Run.open(self.journal.folder).using(self.world, workers=self.config.workers, display=self.display)
+        loss = fit_head(self.state.model, run)
         self.state.step = self.plan.steps
         metrics = self._evaluate()
         text = self.journal.record(self.plan, self.state, loss, metrics, 0.0)
@@ -148,16 +141,17 @@ class Trainer:
         return metrics
 
     def _train(self) -> Metrics | None:
-        if self.config.train == "head":
-            return self._fit_head()
         metrics = None
-        step = TrainingStep(self._network(), self.state.objective)
+        step = TrainingStep(self._compiled() if self.config.compile else self.state.model, self.state.objective)
         distributed = DistributedDataParallel(step) if self.world.size > 1 else step
         total, done = self.plan.images_at(self.plan.steps), self.plan.images_at(self.state.step)
         with StopRequest().listening() as stop, self.display.task("training", total, done=done) as task:
             for batches in self._batches():
                 self.journal.add(self._step(distributed, batches))
-                task.advance(self.plan.images_at(1), self._note())
+                note = ""
+                if self.state.step % NOTE_EVERY == 0:
+                    note = f"{self.plan.named(self.state.step)}  loss {self.journal.mean_loss():.3f}"
+                task.advance(self.plan.images_at(1), note)
                 self.journal.tick(self.plan.images_at(self.state.step))
                 last = self.state.step - 1
                 if self.plan.due(last, self.config.evaluate_every):
@@ -172,39 +166,36 @@ class Trainer:
         self.journal.finish(self.state)
         return metrics
 
-    def _note(self) -> str:
-        if self.state.step % NOTE_EVERY:
-            return ""
-        return f"{self.plan.named(self.state.step)}  loss {self.journal.mean_loss():.3f}"
+    def _compiled(self) -> nn.Module:
+        """The compiled network, or the network itself if compilation fails."""
+        model, images = self.state.model, next(self._batches())[0][0].images
+        try:
+            # The trial runs on a copy, because it must not change batch-norm statistics.
+            trial = torch.compile(copy.deepcopy(model))
+            trial(images).sum().backward()
+        except Exception as error:  # the compiler fails in many ways: none of them should end a training run
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.display.line(f"torch.compile does not work here, training continues without it: {reason}")
+            return model
+        return torch.compile(model)  # type: ignore[return-value]
 
-    def _network(self) -> nn.Module:
-        """The network, compiled if requested and possible."""
-        if not self.config.compile:
-            return self.state.model
-        return compiled(self.state.model, next(self._batches())[0][0].images, self.display)
+    def _step(self, step: nn.Module, batches: MicroBatches) -> Tensor:
+        return self.setup.take_step(step, self.state, batches)
 
-    def _step(self, step: nn.Module, parts: Parts) -> Tensor:
-        return take_step(step, self.state, parts, self.config, self.plan, self.world)
-
-    def _batches(self) -> Iterator[Parts]:
+    def _batches(self) -> Iterator[MicroBatches]:
         """The batches of the steps that are left."""
-        return self.streams.batches(self.state.step, self.plan.steps)
+        return self.setup.batches(self.state.step, self.plan.steps)
 
     def _evaluate(self) -> Metrics | None:
-        images = self.streams.validation
+        images = self.setup.validation
         if images is None:
             return None
         model = self.state.result
-        # Batch-norm statistics are those of rank 0, which are saved, in all parts of the result.
+        # Batch-norm statistics are those of rank 0, which are saved, for the rows of all processes.
         self.world.broadcast(model.buffers())
         counts = self.splits.group_counts.numpy()
-        return score(model, images, self.streams.clean, self.world, counts, workers=self.config.workers)
-
-
-def require_apart(folder: Path, config: TrainConfig) -> None:
-    """Refuse an output folder inside the image folder: the run would become a class."""
-    if config.data == "folder" and config.root and resolved(folder).is_relative_to(resolved(Path(config.root))):
-        raise UserError(f"{folder} is inside the images of {config.root}; choose another --out")
+        loader = ImageLoader(images, self.setup.clean, world=self.world, workers=self.config.workers)
+        return score(model, loader, counts)
 
 
 def train(
@@ -243,14 +234,14 @@ def train(
     if config.optimizer == "adamw" and config.lr >= LARGE_FOR_ADAMW:
         warnings.warn(f"--lr {config.lr:g} is large for AdamW; about 0.001 is usual", stacklevel=2)
     display = display or Display(quiet=not progress)
-    with join(config.device) as world, own_random_numbers(world.device):
+    with join(config.device) as world, fork_rng(world.device):
         if download:
-            from longtail.data.download import download_cifar
+            from longtail.data.cifar import download_cifar
 
             if world.is_main:
                 download_cifar(config.data, config.root, display)
             world.barrier()
         options = {"resume": resume, "overwrite": overwrite}
         # The lock keeps other processes from training in this folder; it is released when this process ends.
-        with holding(Path(out)) if world.is_main else nullcontext():
+        with locked_folder(Path(out)) if world.is_main else nullcontext():
             return Trainer(config, Path(out), world, display, **options, trackers=trackers).run()

@@ -21,7 +21,7 @@ class Plan:
         warmup: steps over which the learning rate rises.
         warmup_from: learning rate at the start of the warm-up.
         streams: streams of images that a step draws a batch from.
-        stages: parts of equal length; the learning rate schedule restarts in each.
+        stages: number of stages of equal length; the learning rate schedule restarts in each.
     """
 
     steps: int
@@ -80,16 +80,11 @@ class Plan:
         >>> plan.learning_rate(0), plan.learning_rate(10), round(plan.learning_rate(55), 3)
         (0.1, 1.0, 0.5)
         """
-        first, last = self._stage(step)
+        # The stage follows from the share of steps done, as in the objectives.
+        stage = min(self.stages * step // self.steps, self.stages - 1)
+        first, last = (math.ceil(edge * self.steps / self.stages) for edge in (stage, stage + 1))
         done = step - first
         if done < self.warmup:
             return self.warmup_from + (self.lr - self.warmup_from) * (done + 1) / self.warmup
         share = (done - self.warmup) / max(last - first - self.warmup, 1)
         return self.lr * (1 + math.cos(math.pi * share)) / 2
-
-    def _stage(self, step: int) -> tuple[int, int]:
-        """First step of the stage that a step belongs to, and the first one after it."""
-        # The stage follows from the share of steps done, as in the objectives.
-        edges = [math.ceil(stage * self.steps / self.stages) for stage in range(self.stages + 1)]
-        stage = min(self.stages * step // self.steps, self.stages - 1)
-        return edges[stage], edges[stage + 1]

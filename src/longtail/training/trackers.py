@@ -1,5 +1,5 @@
 """Trackers, which log the scores of a training run: TensorBoard, MLflow, Weights & Biases, a CSV file,
-or your own object.
+or an object of the caller.
 
 A tracker has three methods: `start`, once before the first step; `log`, after every evaluation;
 `finish`, at the end, also when training is interrupted. Only the first process has one.
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import csv
 import os
+import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from longtail.errors import UserError, choose
 from longtail.files.atomic import write_text
-from longtail.files.reading import read_text, reading
+from longtail.files.reading import read_text, reading, reason
 
 
 class Tracker(Protocol):
@@ -31,15 +33,18 @@ class Tracker(Protocol):
         """Training has ended."""
 
 
+def _imported(module: str, title: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(f"{title} is not installed: pip install {package}") from error
+
+
 class TensorBoardTracker:
     """Event files in RUN/tensorboard."""
 
     def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError("TensorBoard is not installed: pip install 'longtail[tensorboard]'") from error
-        self._kind = SummaryWriter
+        self._kind = _imported("torch.utils.tensorboard", "TensorBoard", "'longtail[tensorboard]'").SummaryWriter
 
     def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
         # Numbers of steps that are done again replace those of the interrupted run.
@@ -58,18 +63,14 @@ class MlflowTracker:
     """A run of MLflow at MLFLOW_TRACKING_URI; a resumed run continues the same MLflow run."""
 
     def __init__(self) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise UserError("MLflow is not installed: pip install mlflow-skinny") from error
-        self._mlflow = mlflow
+        self._mlflow = _imported("mlflow", "MLflow", "mlflow-skinny")
 
     def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
-        mlflow, known = self._mlflow, folder / "mlflow-run.txt"
-        if known.is_file():
-            mlflow.start_run(run_id=read_text(known, "the name of a run of MLflow").strip())
+        mlflow, id_file = self._mlflow, folder / "mlflow-run.txt"
+        if id_file.is_file():
+            mlflow.start_run(run_id=read_text(id_file, "the name of a run of MLflow").strip())
             return
-        write_text(known, mlflow.start_run(run_name=folder.name).info.run_id + "\n")
+        write_text(id_file, mlflow.start_run(run_name=folder.name).info.run_id + "\n")
         mlflow.log_params({name: value for name, value in settings.items() if value is not None})
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -86,15 +87,11 @@ class WandbTracker:
     """
 
     def __init__(self) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("Weights & Biases is not installed: pip install 'longtail[wandb]'") from error
-        self._wandb = wandb
+        self._wandb = _imported("wandb", "Weights & Biases", "'longtail[wandb]'")
 
     def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
-        known = folder / "wandb-run.txt"
-        run_id = read_text(known, "the name of a run of Weights & Biases").strip() if known.is_file() else None
+        id_file = folder / "wandb-run.txt"
+        run_id = read_text(id_file, "the name of a run of Weights & Biases").strip() if id_file.is_file() else None
         project = os.environ.get("WANDB_PROJECT", "longtail")
         try:
             self._run = self._wandb.init(
@@ -102,7 +99,7 @@ class WandbTracker:
             )
         except self._wandb.errors.Error as error:
             raise UserError(f"Weights & Biases: {error} WANDB_MODE=offline needs no account") from error
-        write_text(known, self._run.id + "\n")
+        write_text(id_file, self._run.id + "\n")
 
     def log(self, step: int, values: dict[str, float]) -> None:
         # Steps that are done again have the same numbers, and Weights & Biases ignores the repetition.
@@ -141,6 +138,39 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 }
 
 
+class LibraryTracker:
+    """A tracker by name. If its library fails, a run does not start, and one that has started goes on without it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = choose("tracker", name, TRACKERS)
+        self._tracker = TRACKERS[name]()
+        self._failed = False
+
+    def start(self, folder: Path, settings: dict[str, Any], step: int) -> None:
+        try:
+            self._tracker.start(folder, settings, step)
+        except UserError:
+            raise
+        except Exception as error:  # of a server, a connection, an account
+            raise UserError(f"--tracker {self._name} cannot start: {reason(error)}") from error
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._try(self._tracker.log, step, values)
+
+    def finish(self) -> None:
+        self._try(self._tracker.finish)
+
+    def _try(self, call: Callable[..., None], *given: Any) -> None:
+        if self._failed:
+            return
+        try:
+            call(*given)
+        except Exception as error:
+            self._failed = True
+            message = f"--tracker {self._name} gets no more numbers ({reason(error)}); training goes on"
+            warnings.warn(message, stacklevel=2)
+
+
 def build_trackers(given: Sequence[str | Tracker]) -> list[Tracker]:
     """Trackers by name, or the objects themselves."""
-    return [TRACKERS[choose("tracker", one, TRACKERS)]() if isinstance(one, str) else one for one in given]
+    return [LibraryTracker(one) if isinstance(one, str) else one for one in given]

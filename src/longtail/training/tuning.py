@@ -8,34 +8,42 @@ Paper: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from longtail.backbones.inference import evaluating, folded
+from longtail.backbones.inference import evaluating
 from longtail.backbones.library import CHANNELS, library_of
 from longtail.config import TrainConfig
+from longtail.data.images import Images
 from longtail.data.splits import image_side
 from longtail.errors import UserError
-from longtail.files.progress import Display
+from longtail.files.atomic import cache_folder, replacing_folder, write_json
 from longtail.files.reading import reason
-from longtail.heads.layers import head_of
-from longtail.outputs.batches import model_batches
-from longtail.outputs.inference import infer
-from longtail.outputs.loaders import ImageLoader
+from longtail.heads.fold import head_of
+from longtail.methods import build_posthoc
+from longtail.outputs.record import Outputs, fingerprint
+from longtail.runs.folder import Run, write_model
+from longtail.runs.record import MODEL_FILE, PROBE_FILE, RUN_FILE, RUN_FILES, RUN_FOLDERS
+
+if TYPE_CHECKING:
+    from longtail.posthoc.probe.method import ProbeHead
 
 RANK, ALPHA = 8, 16  # of LoRA
 # Settings of training that a head fitted on features has no use for, and their defaults.
 OF_STEPS = {"method": "softmax", "sampler": None, "mix": "none", "label_smoothing": 0.0, "defer": None, "ema": None}
 
 
-def select(model: nn.Module, config: TrainConfig) -> None:
-    """Freeze the parameters of a network that are not trained, and add adapters for LoRA."""
+def select(model: nn.Module, config: TrainConfig, images: Images) -> None:
+    """Freeze the parameters of a network that are not trained on these images, and add adapters for LoRA."""
     if config.train == "all":
         return
     backbone = model.get_submodule("backbone")
@@ -46,6 +54,7 @@ def select(model: nn.Module, config: TrainConfig) -> None:
             if getattr(config, name) != default:
                 option = f"--{name.replace('_', '-')} {getattr(config, name)}"
                 raise UserError(f"--train head fits Probe on features, without steps of training; leave out {option}")
+        _require_target_prior(head_method(config), images)
         backbone.requires_grad_(False)
     else:
         wanted, (count, layers) = int(config.train.partition(":")[2]), layer_numbers(backbone)
@@ -86,14 +95,14 @@ def _blocks(backbone: nn.Module) -> list[str]:
     stages = [path for path in modules if re.fullmatch(r"(network\.)?layer\d", path)]
     if stages:
         return stages
-    found: tuple[int, list[str]] = (0, [])
+    largest: tuple[int, list[str]] = (0, [])
     for path, module in modules.items():
         if isinstance(module, nn.Sequential | nn.ModuleList):
             children = [f"{path}.{child}" for child, block in module.named_children() if any(block.children())]
             size = sum(parameter.numel() for parameter in module.parameters())
-            if len(children) > 1 and size > found[0]:
-                found = size, children
-    return found[1]
+            if len(children) > 1 and size > largest[0]:
+                largest = size, children
+    return largest[1]
 
 
 def _add_adapters(model: nn.Module, config: TrainConfig) -> None:
@@ -155,33 +164,70 @@ def described(model: nn.Module, config: TrainConfig) -> str:
     return f"{text}; --optimizer {config.optimizer} {rates} --precision {config.precision}"
 
 
-def fit_head(model: nn.Module, loader: ImageLoader, display: Display) -> float:
-    """Fit the head of a network with frozen features to the images of a loader; returns the loss on them.
+def head_method(config: TrainConfig) -> ProbeHead:
+    """The method that fits the head of a frozen network: `Probe` with the options of the configuration."""
+    from longtail.posthoc.probe.method import ProbeHead  # scikit-learn takes long to import
 
-    The features are those of clean images, each computed once. The head is `Probe`, right for equally frequent classes.
+    method = build_posthoc("probe", config.options)
+    assert isinstance(method, ProbeHead)
+    method.check_settings()
+    return method
+
+
+def _require_target_prior(method: ProbeHead, images: Images) -> None:
+    """Refuse a target prior that does not fit the classes, before anything is computed."""
+    from longtail.posthoc.probe.inputs import log_target_prior
+
+    counts = images.class_counts.numpy()
+    with np.errstate(divide="ignore"):
+        log_target_prior(method.target_prior, np.log(counts / counts.sum()), images.class_names)
+
+
+def fit_head(model: nn.Module, run: Run) -> float:
+    """Fit the head of a frozen network on the training images of a run; returns the loss on them.
+
+    Each image is run once, without augmentation. What was chosen is written to `probe.json`.
     """
-    from longtail.posthoc.probe.estimator import Probe
+    from longtail.posthoc.inputs import fit_outputs
 
-    features, labels = _features(model.get_submodule("backbone"), loader, display)
-    probe = Probe(classes=list(range(loader.images.num_classes))).fit(features, labels)
-    fitted = probe.to_linear()
-    with torch.no_grad():
-        head = head_of(model)
-        head.weight.copy_(fitted.weight)
-        cast(Tensor, head.bias).copy_(fitted.bias)
-        return float(F.cross_entropy(fitted(torch.from_numpy(features)), torch.from_numpy(labels)))
+    method = head_method(run.config)
+    train = frozen_run(model, run).outputs("train")
+    fit_outputs(method, train, None, run.world)
+    head = head_of(model)
+    head.load_state_dict(method.head(head).state_dict())
+    if run.world.is_main:
+        source = {"source": f"{run.data_name}, train", "samples": len(train), "features": head.in_features}
+        names = {"classes": run.class_names}
+        write_json(run.folder / PROBE_FILE, {**method.probe.to_dict(), **names, "train": source})
+    losses = [
+        F.cross_entropy(chunk, torch.from_numpy(train.labels[rows]), reduction="sum")
+        for rows, chunk in with_head_of(train, model).rows().chunks()
+    ]
+    return float(sum(losses)) / len(train)
 
 
-def _features(backbone: nn.Module, loader: ImageLoader, display: Display) -> tuple[np.ndarray, np.ndarray]:
-    """Features (N, D) and labels (N,) of the images of all processes, in their order; broken images are left out."""
-    world, found = loader.world, []
-    network = folded(backbone).to(world.device)
-    with display.task("computing features", len(loader.images)) as task:
-        for batch, outputs in infer(network, model_batches(loader.batches(), loader, network, world.device)):
-            assert batch.indices is not None
-            found.append((batch.indices.numpy(), outputs.logits.float().cpu().numpy()))
-            task.advance(len(batch) * world.size)
-    gathered = [one for of_process in world.gather(found) for one in of_process]
-    indices, features = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
-    order = np.argsort(indices, kind="stable")
-    return features[order], loader.images.labels.numpy()[indices[order]]
+def frozen_run(model: nn.Module, run: Run) -> Run:
+    """A run in the cache folder with the backbone of a network and a head of ones; its outputs hold the features.
+
+    Every run with the same backbone and images has the same one, so the features are computed once.
+    """
+    network = copy.deepcopy(model)
+    for values in head_of(network).parameters():
+        nn.init.ones_(values)
+    record = replace(run.record, config={**run.record.config, "options": {}}, model=None)
+    images = {name: split.digest for name, split in record.data.splits.items()}
+    config = run.config
+    identity = json.dumps([record.digest, fingerprint(network), images, config.root, config.train_list])
+    folder = cache_folder() / "frozen" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    if run.world.is_main and not (folder / MODEL_FILE).is_file():
+        with replacing_folder(folder, (*RUN_FILES, *RUN_FOLDERS), "a run") as new:
+            written = write_model(new / MODEL_FILE, network, record, {})
+            write_json(new / RUN_FILE, replace(record, model=written).to_dict())
+    run.world.barrier()
+    return Run.open(folder).using(run.world, workers=run.workers, display=run.display)
+
+
+def with_head_of(outputs: Outputs, model: nn.Module, identity: str | None = None) -> Outputs:
+    """The outputs of a frozen network with the head of another network on the same features."""
+    weight, bias = (values.detach().cpu().numpy() for values in head_of(model).parameters())
+    return replace(outputs, head_weight=weight, head_bias=bias, logits=None, model=identity)

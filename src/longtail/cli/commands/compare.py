@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from longtail.cli.parsing import parse
-from longtail.cli.settings import Training, first_reading, starting_point
-from longtail.config import TrainConfig, describe
-from longtail.data.sources import name_of
+from longtail.cli.parsing import Training, read_training, with_data
+from longtail.config import describe
+from longtail.data.splits import name_of
 from longtail.errors import UserError
 
 PROGRAM = "longtail compare"
@@ -20,8 +17,8 @@ longtail compare DATA --methods NAME … --out FOLDER [OPTIONS]
 
 For each seed, every decision-boundary method calibrates the same softmax model; write balanced-softmax+marc to
 calibrate the model of another stage-one method. Every stage-one method trains for the same number of steps.
-Finished runs are reused: the same command continues after an interruption, and new methods or seeds cost only their
-own runs. Options of a method are written name:option=value. DATA (a recipe, or the path of images), --config
+Finished runs are reused: the same command continues after an interruption, and new methods or seeds cost only
+their runs. Options of a method are written name:option=value. DATA (a recipe, or the path of images), --config
 and all settings of training are those of `longtail train`.
 
 Writes results.csv (tidy), results.json, table.md and table.tex to FOLDER.
@@ -48,27 +45,25 @@ class Compare(Training):
     """Number of runs to work on in parallel."""
 
 
-def refuse_single(settings: TrainConfig, start: TrainConfig) -> None:
+def refuse_single(options: Training, words: list[str]) -> None:
     """Refuse options of a single run that a comparison takes as a list."""
+    given = options.given_settings(words)
     for one, several in (("method", "methods"), ("seed", "seeds"), ("options", "methods NAME:option=value")):
-        if getattr(settings, one) != getattr(start, one):
+        if one in given:
             raise UserError(f"--{one} is for a single run; a comparison takes --{several}")
 
 
 def main(words: list[str]) -> int:
-    first = first_reading(Compare, words, PROGRAM, methods=(), out=Path())
-    start, found = starting_point(first, words, PROGRAM)
-    default = Compare(settings=start, methods=tyro.MISSING, out=tyro.MISSING)
-    options = parse(Compare, words, PROGRAM, HELP, default=default)
-    refuse_single(options.settings, start)
+    first = read_training(Compare, words, PROGRAM, methods=(), out=Path())
+    refuse_single(first, words)
+    options, suggestion = with_data(first, words, PROGRAM, HELP)
     from longtail.report.terminal import price_lines, terminal_table
     from longtail.tasks.compare import compare
-    from longtail.tasks.rows import summarise
-    from longtail.tasks.tables import write_tables
+    from longtail.tasks.tables import summarise, write_tables
 
     display = options.display()
-    if found:
-        display.line(found.sentence(options.settings))
+    if suggestion:
+        display.line(suggestion.sentence(options.settings))
     results = compare(
         options.settings,
         options.methods,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from longtail.cli.parsing import Output, RunData, loading, parse, refuse
+from longtail.cli.parsing import Output, RunData, parse, refuse
 from longtail.errors import UserError
+from longtail.files.text import command_on
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,9 +64,8 @@ class Diagnose(Output):
 
 def main(words: list[str]) -> int:
     options = parse(Diagnose, words, "longtail diagnose", HELP)
-    with loading():
-        from longtail.runs.folder import Run
-        from longtail.tasks.diagnose import diagnose, write_diagnosis
+    from longtail.runs.folder import Run
+    from longtail.tasks.diagnose import diagnose, write_diagnosis
 
     outputs = _run_outputs(options) if options.source.is_dir() else _file_outputs(options)
     diagnosis = diagnose(*outputs)
@@ -103,28 +102,27 @@ def _file_outputs(options: Diagnose) -> tuple[Outputs, Outputs | None]:
 
 def show(options: Diagnose, diagnosis: Diagnosis) -> None:
     """Print the scores, the expected gain of each method, and the advice."""
-    from rich.table import Table
-
     from longtail.methods import POSTHOC_METHODS
     from longtail.metrics.intervals import fallen_text
     from longtail.metrics.table import SCORES
+    from longtail.report.terminal import numbers_table
 
-    metrics = diagnosis.before.metrics
-    table = Table("sign", title=f"{diagnosis.samples} {diagnosis.split} samples")
-    table.add_column("value", justify="right")
-    for name, value in diagnosis.before.correlation.items():
-        table.add_row(f"rank correlation of class size and mean {name[:-1]}", f"{value:+.2f}")
-    for score in SCORES.values():
-        table.add_row(score.heading, score.show(getattr(metrics, score.name)))
+    before = diagnosis.before
+    signs = [
+        (f"rank correlation of class size and mean {name[:-1]}", f"{value:+.2f}")
+        for name, value in before.correlation.items()
+    ]
+    scores = [(score.heading, score.show(getattr(before.metrics, score.name))) for score in SCORES.values()]
     display = options.display()
-    display.table(table)
+    samples = f"{diagnosis.samples} {diagnosis.split} samples"
+    display.table(numbers_table(samples, ("sign", "value"), [*signs, *scores]))
     display.table(_trial_table(diagnosis))
     if diagnosis.fallen:
         title = POSTHOC_METHODS[diagnosis.nearest].title
         display.line(f"{title} lowers the accuracy of these classes: {fallen_text(diagnosis.fallen)}")
     display.out.print(diagnosis.sentences(), markup=False)
-    if diagnosis.helps and options.source.is_dir():
-        display.line(f"to do it: longtail calibrate {shlex.quote(str(options.source))} --method {diagnosis.method}")
+    if diagnosis.advice is not None and options.source.is_dir():
+        display.line(f"next: {command_on('calibrate', options.source, options.run.root, *diagnosis.advice)}")
         if diagnosis.method == "halo" and diagnosis.split != "validation":
             display.line(
                 "calibrate fits HALO on validation images (longtail train --validation 0.1), not on the "
@@ -134,23 +132,26 @@ def show(options: Diagnose, diagnosis: Diagnosis) -> None:
 
 
 def _trial_table(diagnosis: Diagnosis) -> Table:
-    from rich.table import Table
-
-    from longtail.methods import POSTHOC_METHODS
+    from longtail.methods import POSTHOC_METHODS, candidate_title
     from longtail.metrics.intervals import show_difference
     from longtail.metrics.table import SCORES
+    from longtail.report.terminal import numbers_table
 
-    table = Table("method", title="what calibration would bring, on samples that no fit has seen")
-    for heading in ("log-\nlikelihood", "gain in balanced\naccuracy (points)", "top-1 at\ntraining prior"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for tried in diagnosis.tried:
-        mark = " ←" if tried.name == diagnosis.method else ""
-        gain = "" if tried.name == "softmax" else show_difference(tried.gain)
-        price = SCORES["natural"].show(tried.natural)
-        table.add_row(f"{tried.title}{mark}", f"{tried.likelihood:.4f}", gain, price)
-    tail = POSTHOC_METHODS[diagnosis.nearest].title
-    table.caption = (
-        f"← what longtail calibrate takes; a higher log-likelihood is better\n{tail}, the tail half of the classes: "
-        f"{show_difference(diagnosis.tail_gain)}"
+    rows = [
+        (
+            candidate_title(tried.method) + (" ←" if tried.method == diagnosis.method else ""),
+            f"{tried.log_likelihood:.4f}",
+            "" if tried.method == "softmax" else show_difference(tried.gain),
+            SCORES["natural"].show(tried.natural),
+        )
+        for tried in diagnosis.tried
+    ]
+    headings = ("method", "log-\nlikelihood", "gain in balanced\naccuracy (points)", "top-1 at\ntraining prior")
+    tail = f"{POSTHOC_METHODS[diagnosis.nearest].title}, the tail half of the classes: "
+    return numbers_table(
+        "what calibration would bring, on samples that no fit has seen",
+        headings,
+        rows,
+        "← what longtail calibrate takes; a higher log-likelihood is better\n"
+        f"{tail}{show_difference(diagnosis.tail_gain)}",
     )
-    return table

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from longtail.cli.parsing import Output, loading, parse
+from longtail.cli.parsing import Output, parse
+from longtail.files.text import command_on
 from longtail.recipes import RECIPES
 
 HELP = f"""Show the class distribution of a data set before any training.
@@ -34,7 +35,7 @@ class Distribution(Output):
     data: Annotated[str, tyro.conf.Positional]
     """A recipe, a folder, or a list, CSV or Parquet file."""
     root: str | None = None
-    """Folder of the data set (recipes), or folder that paths in a list are relative to (default: the list's own)."""
+    """Folder of the data set (recipes), or folder that paths in a list are relative to (default: that of the list)."""
     path_column: str | None = None
     """Column of the paths (or images) in a CSV or Parquet file, if it is not called path, image, file, …"""
     label_column: str | None = None
@@ -45,20 +46,22 @@ class Distribution(Output):
 
 def main(words: list[str]) -> int:
     options = parse(Distribution, words, "longtail distribution", HELP)
-    with loading():
-        from longtail.report.distribution import DRAWING, require, write_plot
-        from longtail.report.terminal import distribution_table
-        from longtail.tasks.class_distribution import distribution
+    from longtail.report import require_packages
+    from longtail.report.terminal import distribution_table
+    from longtail.tasks.class_distribution import distribution
 
     if options.plot:
-        require("--plot", DRAWING)
+        require_packages("--plot", "matplotlib")
     result = distribution(
         options.data, options.root, path_column=options.path_column, label_column=options.label_column
     )
     display = options.display()
     display.table(distribution_table(result))
     if options.plot:
-        write_plot(result, options.plot)
+        from longtail.report.figures import write_distribution
+
+        write_distribution(result, options.plot)
         display.line(f"written: {options.plot}")
+    display.line(f"next: {command_on('train', options.data, options.root, '--out', f'runs/{Path(options.data).stem}')}")
     options.print_json(result.to_dict())
     return 0

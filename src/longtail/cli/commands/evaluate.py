@@ -8,19 +8,17 @@ from typing import Annotated, Literal
 
 import tyro
 
-from longtail.cli.parsing import Output, RunData, loading, parse
+from longtail.cli.parsing import Output, RunData, parse
 
 HELP = """Score a trained model on one split of its data.
 
-Prints top-1 and balanced accuracy, many / medium / few-shot accuracy (classes with more than 100,
-20 to 100, fewer than 20 training images), macro F1, expected calibration error and the accuracy of each
-class (if there are many classes, only the first and the last; --all prints every one). Writes all of
-these and the confusion matrix to RUN/metrics-SPLIT.json.
+Prints top-1 and balanced accuracy, many / medium / few-shot accuracy (classes with more than 100, 20 to 100, fewer
+than 20 training images), macro F1, calibration error and the accuracy of each class. Writes all of these and the
+confusion matrix to RUN/metrics-SPLIT.json.
 
 --test-profile forward:50 scores a long-tailed subset: the classes with most training images have most test images, the
 largest 50 times as many as the smallest; backward:50 is the reverse. Published factors are 2, 5, 10, 25 and 50 (LADE,
-SADE). --target-prior moves a calibrated model to other class frequencies first; estimate finds them in the images,
-without their labels, and known takes those of the labels.
+SADE). --target-prior estimate takes the class frequencies from the images, known from their labels.
 
 Examples:
   longtail evaluate runs/digits --all
@@ -42,6 +40,8 @@ class Evaluate(Output, RunData):
     target_prior: float | str | None = None
     """Class frequencies to be right for: uniform, train, a power of the training prior, a CSV file with lines
     class,weight, estimate or known. For models calibrated with halo."""
+    costs: str | None = None
+    """A CSV file of what mistakes cost, as for calibrate: the mean cost per image is printed."""
     device: str = "auto"
     """auto, cpu, cuda, …"""
     all: bool = False
@@ -50,11 +50,18 @@ class Evaluate(Output, RunData):
 
 def main(words: list[str]) -> int:
     options = parse(Evaluate, words, "longtail evaluate", HELP)
-    with loading():
-        from longtail.report.terminal import metrics_table
-        from longtail.tasks.evaluate import evaluate_run
+    from longtail.report.terminal import metrics_table
+    from longtail.runs.folder import Run
+    from longtail.tasks.evaluate import evaluate_run
 
     display = options.display()
+    costs = None
+    if options.costs is not None:  # refused before anything is computed
+        import numpy as np
+
+        from longtail.posthoc.costs import mean_cost, read_costs  # slow to import: scikit-learn
+
+        costs = read_costs(options.costs, Run.open(options.run).class_names)
     metrics, run, path = evaluate_run(
         options.run,
         options.split,
@@ -74,6 +81,11 @@ def main(words: list[str]) -> int:
             every_class=options.all,
         )
     )
+    more = {}
+    if costs is not None:
+        labels, predicted = np.repeat(metrics.cells[:, :2], metrics.cells[:, 2], axis=0).T
+        more["cost"] = mean_cost(costs, predicted, labels, run.class_counts)
+        display.line(f"cost per image {more['cost']:.4g}, classes as frequent as in training")
     display.line(f"written: {path}")
-    options.print_json(metrics.to_dict())
+    options.print_json({**metrics.to_dict(), **more})
     return 0

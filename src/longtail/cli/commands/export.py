@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from longtail.cli.parsing import Output, loading, parse
+from longtail.cli.parsing import Output, parse
 
 HELP = """Write a trained model, plain or calibrated, for another program.
 
@@ -49,8 +49,7 @@ class Export(Output):
 
 def main(words: list[str]) -> int:
     options = parse(Export, words, "longtail export", HELP)
-    with loading():
-        from longtail.exports import export
+    from longtail.exports import export
 
     written = export(
         options.run,

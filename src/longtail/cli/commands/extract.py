@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from longtail.cli.parsing import Output, RunData, loading, parse
+from longtail.cli.parsing import Output, RunData, parse
 
 if TYPE_CHECKING:
     from longtail.data.imbalance import ClassSubsample
@@ -55,11 +55,10 @@ class Extract(Output, RunData):
 
 def main(words: list[str]) -> int:
     options = parse(Extract, words, "longtail extract", HELP)
-    with loading():
-        from longtail.distributed import join
-        from longtail.errors import UserError
-        from longtail.runs.folder import Run
-        from longtail.runs.outputs import outputs_path, write_outputs
+    from longtail.distributed import join
+    from longtail.errors import UserError
+    from longtail.runs.folder import Run
+    from longtail.runs.network import outputs_path, write_outputs
 
     display = options.display()
     with join(options.device) as world:

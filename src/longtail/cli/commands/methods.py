@@ -14,10 +14,9 @@ HELP = """List every method of the library, or the released networks.
 Stage-one methods train a network (`longtail train --method NAME`); stage-two methods calibrate a
 trained one (`longtail calibrate --method NAME`). p is the number of features, K of classes.
 
---released lists the trained networks that come with the repository. Every command that takes a run also takes
-released:NAME: the network is first copied to runs/NAME in the current folder, and results are written there.
-In Python: longtail.load("released:NAME"). They are in the folder `released` of a clone, or in the folder that
-LONGTAIL_RELEASED names.
+--released lists the trained networks in the folder `released` of a clone, or in the one that LONGTAIL_RELEASED names.
+Every command that takes a run also takes released:NAME: the network is first copied to runs/NAME in the current folder.
+In Python: longtail.load("released:NAME").
 
 Examples:
   longtail methods
@@ -66,9 +65,9 @@ def _methods() -> tuple[list[dict[str, object]], dict[str, str]]:
 def _released() -> tuple[list[dict[str, object]], dict[str, str]]:
     from longtail.config import describe
     from longtail.runs.folder import Run
-    from longtail.runs.released import PREFIX, released_names
+    from longtail.runs.record import RELEASED, released_names
 
-    configs = {name: Run.open(f"{PREFIX}{name}").config for name in released_names()}
+    configs = {name: Run.open(f"{RELEASED}{name}").config for name in released_names()}
     rows: list[dict[str, object]] = [
         {"name": name, "method": config.method, "data": describe(config), "seed": config.seed}
         for name, config in configs.items()

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from longtail.cli.parsing import Output, loading, parse
+from longtail.cli.parsing import Output, parse
+from longtail.config import WORKERS
 from longtail.errors import UserError
-from longtail.files.provenance import WORKERS
-from longtail.files.text import table_cell
+from longtail.files.text import csv_text
 
 if TYPE_CHECKING:
-    from longtail.runs.folder import Run
     from longtail.runs.prediction import Predicted
-    from longtail.tasks.deployment import Deployment
 
 HELP = """Predict the classes of new images: names and probabilities of the most probable classes.
 
 The images are resized and normalised as in training. PATHS are images, folders (with all folders below),
 text files with a path per line, CSV or Parquet files with a column `path` (relative to the file, or to --root).
 
-Prints a table; --out FILE.csv writes every image as a row, --json prints one document.
-
---target-prior estimate finds the class frequencies of the images from the images themselves, as a power of the
-training prior (30 images at least). --coverage 0.9 adds a set of classes to each image that contains the true class
-with this probability, in the mean over classes. Both need a model calibrated with held-out images.
+--target-prior estimate estimates the class frequencies of the images, as a power of the training prior (30 images at
+least). --coverage 0.9 adds a set of classes to each image that contains the true class with this probability, in the
+mean over classes. Both need a model calibrated with held-out images.
 
 Examples:
   longtail predict runs/photos/marc new.jpg
@@ -76,15 +70,17 @@ def main(words: list[str]) -> int:
         raise UserError(f"--top must be positive, not {options.top}")
     if options.out and options.out.exists() and not options.overwrite:
         raise UserError(f"{options.out} exists already; choose another --out or replace it with --overwrite")
-    with loading():
-        from longtail.files.atomic import write_text
-        from longtail.report.terminal import prediction_table
-        from longtail.runs.prediction import load
+    from longtail.files.atomic import write_text
+    from longtail.report.terminal import prediction_table
+    from longtail.runs.prediction import load
 
     display, model = options.display(), load(options.run, device=options.device)
-    change = (
-        _Change.of(model.run, options) if options.target_prior is not None or options.coverage is not None else None
-    )
+    deployment = None
+    if options.target_prior is not None or options.coverage is not None:
+        from longtail.tasks.deployment import Deployment  # slow to import
+
+        deployment = Deployment.of(model.run)
+        deployment.require(options.target_prior, options.coverage)
     predicted = model.predict(
         options.paths,
         root=options.root,
@@ -93,8 +89,8 @@ def main(words: list[str]) -> int:
         display=display,
     )
     estimated: dict[str, object] = {}
-    if change is not None:
-        predicted, lines, estimated = change.applied(predicted)
+    if deployment is not None:
+        predicted, estimated, lines = deployment.apply(predicted, options.target_prior, options.coverage)
         for line in lines:
             display.line(line)
     for path in predicted.left_out:
@@ -108,62 +104,16 @@ def main(words: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Change:
-    """What --target-prior and --coverage do to predictions; refused before anything is predicted."""
-
-    deployment: Deployment
-    target_prior: float | str | None
-    coverage: float | None
-
-    @classmethod
-    def of(cls, run: Run, options: Predict) -> _Change:
-        from longtail.tasks.deployment import ESTIMATE, Deployment
-
-        deployment = Deployment.of(run)
-        if options.coverage is not None:
-            deployment.require_sets().thresholds(options.coverage)
-        if options.target_prior == ESTIMATE:
-            deployment.prior_estimator()
-        elif options.target_prior is not None:
-            deployment.shift_to(options.target_prior)
-        return cls(deployment, options.target_prior, options.coverage)
-
-    def applied(self, predicted: Predicted) -> tuple[Predicted, list[str], dict[str, object]]:
-        """The predictions, what to say of them, and the estimate of class frequencies for JSON."""
-        from longtail.tasks.deployment import ESTIMATE, change_line, estimate_lines, moved
-
-        lines: list[str] = []
-        estimated: dict[str, object] = {}
-        before, target_prior = predicted.probabilities, self.target_prior
-        if self.coverage is not None:
-            predicted = replace(predicted, sets=self.deployment.sets(before, self.coverage))
-            lines.append(self.deployment.require_sets().promise(self.coverage))
-        if target_prior == ESTIMATE:
-            estimate = self.deployment.prior_estimator().estimate(before)
-            lines += estimate_lines(estimate, predicted.class_names)
-            shown = {name: getattr(estimate, name) for name in ("power", "low", "high", "samples", "fits")}
-            estimated, target_prior = {"target_prior": shown}, estimate.power
-        if target_prior is not None:
-            predicted = replace(predicted, probabilities=moved(before, self.deployment.shift_to(target_prior)))
-            labels = (before.argmax(1), predicted.probabilities.argmax(1))
-            lines += [change_line(*labels, predicted.class_names)] if estimated else []
-        return predicted, lines, estimated
-
-
 def _csv(predicted: Predicted, top: int) -> str:
-    best = predicted.top(top)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    ranks = range(1, len(best[0]) + 1)
-    sets = predicted.set_names()
-    columns = (f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))
-    writer.writerow(["path", *columns, *(["set_size", "set"] if sets else [])])
-    for index, (path, classes) in enumerate(zip(predicted.sources, best, strict=True)):
-        cells = (cell for name, value in classes for cell in (table_cell(name), f"{value:.6f}"))
-        own = [len(sets[index]), table_cell("|".join(sets[index]))] if sets else []
-        writer.writerow([table_cell(path), *cells, *own])
-    return text.getvalue()
+    best, sets = predicted.top(top), predicted.set_names()
+    columns = (f"{name}_{rank}" for rank in range(1, len(best[0]) + 1) for name in ("class", "probability"))
+    header = ["path", *columns, *(["set_size", "set"] if sets else [])]
+    rows = (
+        [path, *(cell for name, value in classes for cell in (name, f"{value:.6f}"))]
+        + ([len(sets[index]), "|".join(sets[index])] if sets else [])
+        for index, (path, classes) in enumerate(zip(predicted.sources, best, strict=True))
+    )
+    return csv_text(header, rows)
 
 
 def _document(predicted: Predicted, options: Predict) -> dict[str, object]:

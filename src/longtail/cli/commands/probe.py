@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from longtail.cli.parsing import Output, loading, parse, refuse
+from longtail.cli.parsing import Output, parse, refuse
+from longtail.config import WORKERS
 from longtail.errors import UserError
-from longtail.files.provenance import WORKERS
 from longtail.files.text import command_on, percent
-from longtail.launch import is_main_process
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,8 +27,8 @@ or names. The folder gets head.safetensors (weight and bias of one linear layer)
 chosen, scores) and, for a test file, predictions.csv.
 
 IMAGES with --backbone: whatever `longtail train` takes (a recipe, an image folder, a list, CSV or Parquet file). The
-embeddings are computed once and kept in $LONGTAIL_CACHE. The folder becomes a run, which predict, evaluate,
-report, export and calibrate take.
+embeddings are computed once and kept in $LONGTAIL_CACHE. The folder becomes a run, as by `longtail train --train head`,
+which predict, evaluate, report, export and calibrate take.
 
 The network must not have been trained on these samples; otherwise use `longtail calibrate`.
 
@@ -41,6 +40,7 @@ Examples:
   longtail probe embeddings.npz --test test.npz --out head
   longtail probe features.npy --labels labels.npy --target-prior train --out head
   longtail probe birds.parquet --label-column species --out birds-head
+  longtail probe photos --backbone timm:vit_small_patch14_dinov2 --out runs/photos
   longtail probe photos --backbone resnet50 --weights resnet50.pth --out runs/photos
 """
 SHOWN = 5  # classes that gain most, and that lose most
@@ -63,7 +63,7 @@ class ImageOptions:
     """Only for images."""
 
     backbone: str | None = None
-    """Network that gives the features, as in `longtail train`."""
+    """Network that gives the features, as in `longtail train`: resnet50, timm:NAME, hf:NAME, …"""
     weights: Path | None = None
     """Its weights, a .safetensors or .pth file."""
     image_size: int | None = None
@@ -86,7 +86,7 @@ class Probe(Output):
     """Folder of the result."""
     label_column: str | None = None
     """Column or array of the labels, if it is not called label, labels, y or target."""
-    target_prior: str = "uniform"
+    target_prior: float | str = "uniform"
     """Class frequencies to be right for: uniform, train, a power of the training prior, or a CSV file with lines
     class,weight."""
     overwrite: bool = False
@@ -97,60 +97,56 @@ class Probe(Output):
 
 def main(words: list[str]) -> int:
     options = parse(Probe, words, "longtail probe", HELP)
-    with loading():
-        from longtail.tasks.probe import named_scores
-
     scores = _on_file(options, options.file) if options.images.backbone is None else _on_images(options, options.images)
-    if not is_main_process():
-        return 0
     _print(options, scores)
-    tests = {name: metrics.to_dict() for name, metrics in named_scores(scores).items()}
-    options.print_json({"out": str(options.out), "result": asdict(scores.probe.result_), "test": tests})
+    tests = {name: metrics.to_dict() for name, metrics in scores.test.items()}
+    options.print_json({"out": str(options.out), "result": asdict(scores.result), "test": tests})
     return 0
 
 
-def _on_file(options: Probe, own: FileOptions) -> ProbeScores:
-    from longtail.outputs.embeddings import read_embeddings
+def _on_file(options: Probe, given: FileOptions) -> ProbeScores:
+    from longtail.outputs.readers import read_embeddings
     from longtail.tasks.probe import fit_probe
 
     source = Path(options.source)
     if source.is_dir():
         raise UserError(f"{source} is a folder: if it holds images, name the network that embeds them (--backbone)")
     refuse(options.images, "images (--backbone)", source, "a file of embeddings")
-    train = read_embeddings(source, own.labels, label_column=options.label_column)
+    train = read_embeddings(source, given.labels, label_column=options.label_column)
     test = None
-    if own.test is not None:
-        test = read_embeddings(own.test, own.test_labels, label_column=options.label_column)
-    prior = _number_or_text(options.target_prior)
+    if given.test is not None:
+        test = read_embeddings(given.test, given.test_labels, label_column=options.label_column)
     return fit_probe(
-        train, options.out, test=test, target_prior=prior, overwrite=options.overwrite, display=options.display()
+        train,
+        options.out,
+        test=test,
+        target_prior=options.target_prior,
+        overwrite=options.overwrite,
+        display=options.display(),
     )
 
 
-def _on_images(options: Probe, own: ImageOptions) -> ProbeScores:
-    from longtail.tasks.probe_images import probe_images
+def _on_images(options: Probe, given: ImageOptions) -> ProbeScores:
+    from longtail.tasks.probe import probe_images
     from longtail.training.defaults import recipe_for
 
     refuse(options.file, "files of embeddings", Path(options.source), "a set of images (--backbone)")
-    known = {**vars(own), "weights": own.weights and str(own.weights), "label_column": options.label_column}
-    settings = {name: value for name, value in known.items() if value is not None}
+    values = {**vars(given), "weights": given.weights and str(given.weights), "label_column": options.label_column}
+    settings = {name: value for name, value in values.items() if value is not None}
     config = recipe_for(options.source, **{**settings, "validation": 0.0})
-    prior = _number_or_text(options.target_prior)
-    return probe_images(config, options.out, target_prior=prior, overwrite=options.overwrite, display=options.display())
-
-
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return probe_images(
+        config,
+        options.out,
+        target_prior=str(options.target_prior),
+        overwrite=options.overwrite,
+        display=options.display(),
+    )
 
 
 def _print(options: Probe, scores: ProbeScores) -> None:
     from longtail.report.terminal import comparison_table
-    from longtail.tasks.probe import named_scores
 
-    display, result = options.display(), scores.probe.result_
+    display, result = options.display(), scores.result
     of_classes = " growing with the root of class sizes" if result.power else ""
     towards = "the variances of the features" if result.scaled else "equal variances"
     display.line(
@@ -159,10 +155,9 @@ def _print(options: Probe, scores: ProbeScores) -> None:
         f"{result.passes} passes"
     )
     display.table(_estimates(result.balanced, result.natural, result.held_out))
-    if rows := named_scores(scores):
-        display.table(comparison_table("test", rows))
-    changes = scores.changes()
-    for heading, some in (("gain", changes[:SHOWN]), ("lose", changes[::-1][:SHOWN])):
+    if scores.test:
+        display.table(comparison_table("test", scores.test))
+    for heading, some in (("gain", scores.changes[:SHOWN]), ("lose", scores.changes[::-1][:SHOWN])):
         moved = [row for row in some if (row[3] > row[2]) == (heading == "gain")]
         if moved:
             text = ", ".join(f"{name} ({n}) {percent(old)} → {percent(new)}" for name, n, old, new in moved)
@@ -176,14 +171,19 @@ def _print(options: Probe, scores: ProbeScores) -> None:
 
 def _estimates(balanced: Estimate | None, natural: Estimate | None, held_out: int) -> Table | str:
     """Scores of held-out samples, if any class has two samples."""
-    from rich.table import Table
+    from longtail.report.terminal import numbers_table
 
     if balanced is None or natural is None:
         return "no class has two samples, so nothing could be held out to estimate the accuracy"
-    table = Table("classes", title=f"estimated on {held_out:,} samples, each scored by a head that had not seen it")
-    for heading in ("accuracy", "95 % interval", "NLL", "ECE"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, score in (("equally frequent", balanced), ("as in training", natural)):
-        interval = f"{percent(score.low)} to {percent(score.high)}"
-        table.add_row(name, percent(score.accuracy), interval, f"{score.nll:.3f}", percent(score.ece))
-    return table
+    rows = [
+        (
+            name,
+            percent(score.accuracy),
+            f"{percent(score.low)} to {percent(score.high)}",
+            f"{score.nll:.3f}",
+            percent(score.ece),
+        )
+        for name, score in (("equally frequent", balanced), ("as in training", natural))
+    ]
+    title = f"estimated on {held_out:,} samples, each scored by a head that had not seen it"
+    return numbers_table(title, ("classes", "accuracy", "95 % interval", "NLL", "ECE"), rows)

@@ -9,18 +9,16 @@ from typing import Annotated
 
 import tyro
 
-from longtail.cli.parsing import Output, RunData, parse, refuse
+from longtail.cli.parsing import Output, RunData, SavedLogits, parse, refuse
 from longtail.errors import UserError
+from longtail.files.text import command_on
 
 HELP = """Make a report: one HTML page that needs no network, and every figure as PNG, SVG and PDF.
 
-The page opens with what the newest calibration made better, what it costs and whether to use it. Folded below: the
-classes that gain and lose, a slider over the strength of the calibration with the command that applies it, the other
-calibrations in the folder and what `longtail diagnose` tried, confusions with images, confidence, every class, logits
-and margins. Nothing is fitted if the run is calibrated. Further runs on the same classes show the effect of the
-stage-one data.
-
-For saved logits: a file with training logits, and held-out logits with --test (see `longtail calibrate`).
+The page shows what the newest calibration made better, what it costs and whether to use it; then the classes that gain
+and lose, a slider over its strength, other calibrations and what `longtail diagnose` tried, confusions, confidence,
+margins. Nothing is fitted if the run is calibrated. Further runs on the same classes show the effect of the stage-one
+data. For saved logits give the training logits, and held-out logits with --test (see `longtail calibrate`).
 
 Examples:
   longtail report runs/digits
@@ -28,18 +26,6 @@ Examples:
   longtail report runs/photos --serve
   longtail report train.npz --test test.npz --out reports/mine
 """
-
-
-@dataclass(frozen=True)
-class FileOptions:
-    """Only for saved logits."""
-
-    test: Path | None = None
-    """Held-out logits and labels to report on."""
-    validation: Path | None = None
-    """Held-out logits and labels on which the operating point is chosen."""
-    label_column: str | None = None
-    """Column of the labels in .csv files, if it is not called label, labels, y or target."""
 
 
 @dataclass(frozen=True)
@@ -53,34 +39,36 @@ class Report(Output):
     serve: bool = False
     """Instead of a report, serve a page on this machine that predicts new images before and after calibration."""
     run: tyro.conf.OmitArgPrefixes[RunData] = field(default_factory=RunData)
-    file: tyro.conf.OmitArgPrefixes[FileOptions] = field(default_factory=FileOptions)
+    file: tyro.conf.OmitArgPrefixes[SavedLogits] = field(default_factory=SavedLogits)
 
 
 def main(words: list[str]) -> int:
     options = parse(Report, words, "longtail report", HELP)
     if not options.sources:
         raise UserError("name a run folder or a file of saved logits: longtail report RUN")
-    from longtail.report.distribution import PAGE, require
+    from longtail.report import require_packages
 
-    require("a report", PAGE)
+    require_packages("a report", "matplotlib", "jinja2", "plotly")
     if options.serve:
         return _serve(options)
-    page = _report_file(options) if options.sources[0].is_file() else _report_runs(options)
-    options.display().line(f"written: {page} (figures in {page.parent / 'figures'})")
+    source, display = options.sources[0], options.display()
+    page = _report_file(options) if source.is_file() else _report_runs(options)
+    display.line(f"written: {page} (figures in {page.parent / 'figures'}); open it in a browser")
+    if not source.is_file():
+        display.line(f"next: {command_on('report', source, None, '--serve')}  (a page that predicts new images)")
     options.print_json({"page": str(page)})
     return 0
 
 
 def _serve(options: Report) -> int:
-    from longtail.report.serve import LOOPBACK, make_server, predictors_of
+    from longtail.report.serve import Server, predictors_of
     from longtail.runs.folder import Run
 
     if len(options.sources) > 1 or options.sources[0].is_file():
         raise UserError("--serve takes the folder of one run")
-    with make_server(predictors_of(Run.open(options.sources[0]))) as server:
-        address = f"http://{LOOPBACK}:{server.server_port}"
-        options.display().line(f"open {address} in a browser (Ctrl-C ends it)")
-        options.print_json({"address": address})
+    with Server(predictors_of(Run.open(options.sources[0]))) as server:
+        options.display().line(f"open {server.address} in a browser (Ctrl-C ends it)")
+        options.print_json({"address": server.address})
         sys.stdout.flush()
         server.serve_forever()
     return 0

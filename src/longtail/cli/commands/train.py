@@ -8,19 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
-from longtail.cli.parsing import loading, parse
-from longtail.cli.settings import Training, first_reading, read_settings, starting_point
+from longtail.cli.parsing import Training, read_training, with_data
 from longtail.config import TrainConfig
-from longtail.data.sources import SOURCES
+from longtail.data.splits import SOURCES
 from longtail.errors import EXIT_SIGNAL, Interrupted, UserError, number
 from longtail.files.text import clock, command_on
-from longtail.launch import number_of
+from longtail.launch import env_number
 from longtail.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from longtail.training.defaults import Found
+    from longtail.training.defaults import Suggestion
 
 PROGRAM = "longtail train"
 LAYOUTS = "\n".join(f"  {name:<14}{source.layout}" for name, source in SOURCES.items())
@@ -70,35 +67,31 @@ class Train(Training):
 
 
 def main(words: list[str]) -> int:
-    first = first_reading(Train, words, PROGRAM, out=Path())
+    first = read_training(Train, words, PROGRAM, out=Path())
     with _joined(first.settings.device):
-        start, found = starting_point(first, words, PROGRAM)
-        options = parse(Train, words, PROGRAM, HELP, default=Train(settings=start, out=tyro.MISSING))
+        options, suggestion = with_data(first, words, PROGRAM, HELP)
         if options.minutes is not None:
-            given = {word.partition("=")[0] for word in words} | {f"--{name}" for name in read_settings(first)}
-            options = replace(options, settings=_in_time(options, options.minutes, found, given))
-        return _train(options, found)
+            given = {*options.given_settings(words), *options.file_settings()}
+            options = replace(options, settings=_in_time(options, options.minutes, suggestion, given))
+        return _train(options, suggestion)
 
 
-def _in_time(options: Train, minutes: float, found: Found | None, given: set[str]) -> TrainConfig:
+def _in_time(options: Train, minutes: float, suggestion: Suggestion | None, given: set[str]) -> TrainConfig:
     """Settings with which training takes about so many minutes here; what was given stays."""
-    if found is None or options.resume or number_of("WORLD_SIZE", 1) > 1:
+    if suggestion is None or options.resume or env_number("WORLD_SIZE", 1) > 1:
         raise UserError(
             "--minutes chooses settings for new runs in one process on images at a path; give --epochs instead"
         )
     number("minutes", minutes, above=0)
-    with loading():
-        from longtail.backbones.library import library_of
-        from longtail.training.defaults import for_minutes
-        from longtail.training.rehearsal import seconds_of
+    from longtail.backbones.library import library_of
+    from longtail.training.defaults import for_minutes
+    from longtail.training.setup import seconds_of
 
     display, usual = options.display(), options.settings
-    # Pretrained weights belong to a network, and a network of another library has its own image size.
-    fixed = given | ({"--backbone"} if usual.weights else set())
-    fixed |= {"--backbone", "--image-size"} if library_of(usual.backbone) else set()
-    free = [
-        name for name in ("backbone", "image_size", "augment", "epochs") if f"--{name.replace('_', '-')}" not in fixed
-    ]
+    # Pretrained weights belong to a network, and a network of another library fixes the image size.
+    fixed = given | ({"backbone"} if usual.weights else set())
+    fixed |= {"backbone", "image_size"} if library_of(usual.backbone) else set()
+    free = [name for name in ("backbone", "image_size", "augment", "epochs") if name not in fixed]
 
     def measured(config: TrainConfig) -> float:
         seconds = seconds_of(config, display)
@@ -106,29 +99,28 @@ def _in_time(options: Train, minutes: float, found: Found | None, given: set[str
         display.line(f"{config.backbone}{size}, {config.epochs:g} epochs: about {clock(seconds)} here")
         return seconds
 
-    chosen = for_minutes(found, usual, minutes, measured, free)
+    chosen = for_minutes(suggestion, usual, minutes, measured, free)
     display.line(f"chosen for {minutes:g} minutes: {chosen.backbone}, {chosen.epochs:g} epochs")
     return chosen
 
 
 def _joined(device: str) -> AbstractContextManager[object]:
     """Several processes join before they open images: if one of them finds none, all stop at once."""
-    if number_of("WORLD_SIZE", 1) == 1:
+    if env_number("WORLD_SIZE", 1) == 1:
         return nullcontext()  # torch is not needed yet
     from longtail.distributed import join
 
     return join(device)
 
 
-def _train(options: Train, found: Found | None) -> int:
+def _train(options: Train, suggestion: Suggestion | None) -> int:
     if options.resume and options.overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give only one of them")
-    with loading():
-        from longtail.training.loop import train
+    from longtail.training.loop import train
 
     display = options.display()
-    if found:
-        display.line(found.sentence(options.settings))
+    if suggestion:
+        display.line(suggestion.sentence(options.settings))
     try:
         metrics = train(
             options.settings,
@@ -144,5 +136,6 @@ def _train(options: Train, found: Found | None) -> int:
         display.line(f"stopped after step {stop.step}; continue with: {command}")
         return EXIT_SIGNAL + stop.signal
     options.print_json({"run": str(options.out), "validation": metrics.to_dict() if metrics else None})
-    display.line(f"done: {options.out} (score it with: {command_on('evaluate', options.out)})")
+    following = "diagnose" if metrics and options.settings.train != "head" else "evaluate"
+    display.line(f"done: {options.out}\nnext: {command_on(following, options.out)}")
     return 0

@@ -45,14 +45,14 @@ from longtail.posthoc.halo.unseen import (
     model_scores,
     refit_heads,
 )
-from longtail.posthoc.held_out import HOW_TO_HOLD_OUT, sample_weights
-from longtail.posthoc.inputs import FitData
-from longtail.posthoc.new_head import require_features
+from longtail.posthoc.held_out import HOW_TO_HOLD_OUT
+from longtail.posthoc.inputs import FitData, require_features
 from longtail.posthoc.priors import (
     ModelPrior,
     check_target_prior,
     detect_model_prior,
     log_target,
+    sample_weights,
     shifted,
     shifted_head,
 )
@@ -94,6 +94,8 @@ class HALO(PostHoc):
     >>> halo.held_out_
     'logits alone; 50 held-out samples'
     """
+
+    log_target_: np.ndarray
 
     learns_from_seen = False
     for_balanced_logits: ClassVar[dict[str, Any]] = {"model_prior": "uniform"}
@@ -238,12 +240,6 @@ class HALO(PostHoc):
                 "first (--options model-prior train if they are not)"
             )
         return notes
-
-    def _fitted_numbers(self) -> dict[str, Any]:
-        stack = self.heads_ if self.model_head_ is None else {**self.heads_, "model": self.model_head_}
-        heads = {f"weights of {name}": head.weight for name, head in stack.items()}
-        biases = {f"bias of {name}": head.bias for name, head in stack.items()}
-        return {**super()._fitted_numbers(), **heads, **biases}
 
     def with_target_prior(self, target_prior: Any) -> Self:
         """The same fit for another target prior; nothing is fitted again."""

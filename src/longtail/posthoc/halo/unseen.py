@@ -24,11 +24,11 @@ from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import UserError
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
+from longtail.posthoc.held_out import number_of_folds, stratified_folds
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.solver.linear import ClassStatistics, LinearHead, LinearProblem, StackedHeads, class_statistics
 
 BLOCK = 1 << 17  # scores of one head in a block: they stay in the processor's cache
-FEWEST_FOLDS, MOST_FOLDS = 3, 5
 FIRST_RIDGE, RIDGE_STEP, LAST_RIDGE = 0.4, 4.0, 1e-6
 STAGE_STEPS = 8  # of L-BFGS for each ridge
 NEARLY_ZERO_LOSS = 0.01  # below this loss only the scale of a head grows
@@ -79,7 +79,7 @@ class ScoredSamples:
 def model_scores(held_out: FitData, heads: dict[str, LinearHead]) -> Iterator[tuple[slice, ReadScores]]:
     """Scores of held-out samples by the model and by the heads."""
     stacked = StackedHeads(list(heads.values())) if heads else None
-    features = LogitRows(held_out.features)
+    features = held_out.rows if held_out.features is None else LogitRows(held_out.features)
 
     def scores(rows: slice, dtype: torch.dtype) -> Tensor:
         logits = held_out.rows.read(rows).to(dtype).T.unsqueeze(0)
@@ -121,10 +121,9 @@ def cross_fit(data: FitData, features: Array, build_heads: BuildHeads, *, seed: 
     labels, counts = data.labels.numpy(), data.seen_counts
     if (counts > 1).sum() < 2:
         raise UserError("cross-fitting needs two classes with at least two samples each")
-    number = int(np.clip(counts[counts > 1].min(), FEWEST_FOLDS, MOST_FOLDS))
     loss = mean_loss(data)
     folds = []
-    for left_out in _stratified(labels, number, seed):
+    for left_out in stratified_folds(labels, number_of_folds(counts), seed, keep_single=True):
         kept = np.setdiff1d(np.arange(len(labels)), left_out)
         inputs, kept_labels = np.asarray(features)[kept], data.labels[torch.from_numpy(kept)]
         folds.append(Fold(left_out, *refit_heads(data, inputs, kept_labels, loss, build_heads)))
@@ -139,21 +138,10 @@ def refit_heads(
     head = head_of_loss(features, labels, statistics, loss, data.world)
     # The samples as if they were the training set of a model with this head.
     weight, bias = (torch.from_numpy(values).float() for values in (head.weight, head.bias))
-    rows = LogitRows(features=features, weight=weight, bias=bias)
+    rows = LogitRows(features, weight, bias)
     counts, norms = np.bincount(labels.numpy(), minlength=data.num_classes), np.ones(data.num_classes)
     train = FitData(rows, labels, counts, norms, data.classes, features=features, world=data.world)
     return head, build_heads(train, features, statistics)
-
-
-def _stratified(labels: np.ndarray, number: int, seed: int) -> list[np.ndarray]:
-    """Indices left out by each fold; the only sample of a class is never left out, so that every fold has its class."""
-    rng = np.random.default_rng(seed)
-    fold = np.full(len(labels), -1)
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        if len(members) > 1:
-            fold[members] = (np.arange(len(members)) + rng.integers(number)) % number
-    return [np.flatnonzero(fold == which) for which in range(number)]
 
 
 def mean_loss(data: FitData) -> float:

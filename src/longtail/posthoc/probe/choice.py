@@ -13,17 +13,17 @@ on fewer held-out samples, very large data on a subsample of classes and rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.posthoc.probe.inputs import Rows
 from longtail.posthoc.probe.metric import Coordinates, Metric, Statistics, statistics
+from longtail.posthoc.probe.result import Evidence
 from longtail.posthoc.probe.ridge_head import Head, RidgeProblem
-from longtail.posthoc.probe.rows import Rows
-from longtail.posthoc.probe.scale import Evidence
 
 METRICS = (Metric(0.5), Metric(1.0), Metric(0.1), Metric(0.5, scaled=True))
 RIDGES = tuple(10 ** (0.5 - step / 2) for step in range(17))  # 3.2 down to 3e-8, times the samples of the fit
@@ -74,12 +74,16 @@ class Fold:
         labels: (N,) int64, 0..K-1.
         num_classes: K.
         held: (M,) rows that are left out.
+        report: is told what is fitted.
+        keeps_moments: for other metrics; otherwise their memory is freed.
     """
 
     rows: Rows
     labels: Tensor
     num_classes: int
     held: np.ndarray
+    report: Callable[[str], None] = lambda _: None
+    keeps_moments: bool = True
     passes: int = 0
     converged: bool = True
     _moments: Statistics | None = field(default=None, repr=False)
@@ -95,15 +99,16 @@ class Fold:
         if self._problem is None or self._metric != metric:
             kept = np.setdiff1d(np.arange(len(self.labels)), self.held, assume_unique=True)
             rows, labels = self.rows.only(kept), self.labels[kept]
-            if self._moments is None:
-                self._moments = statistics(rows, labels, self.num_classes)
-            system = Coordinates(self._moments, metric, rows.dtype, rows.world)
+            moments = self._moments or statistics(rows, labels, self.num_classes)
+            system = Coordinates(moments, metric, rows.dtype, rows.world)
+            self._moments = moments if self.keeps_moments else None
             self._problem, self._metric = RidgeProblem(rows, labels, self.num_classes, system), metric
         return self._problem
 
     def solve(self, choice: Choice, start: Start | None, tolerance: float) -> Start:
         """The head of the samples that are kept, from a head nearby or from the prior."""
         problem = self.problem(choice.metric)
+        self.report(f"fitting a head with ridge {choice.ridge:.3g} on {len(problem.labels):,} samples")
         before = problem.passes
         ridge = choice.ridges(problem.counts, self.rows.dtype)
         if start is None:

@@ -7,14 +7,15 @@ between head and tail (see `choice`). Then
     logits = A (eta - log pi) + log q
 
 with the training prior pi, the target prior q, and A fitted on scores of samples that the head has not seen (see
-`scale`). All of it is one linear layer.
+`result`). All of it is one linear layer.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -26,13 +27,13 @@ from torch import Tensor, nn
 
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.errors import choose, number, whole_number
+from longtail.files.records import FORMAT
 from longtail.files.tensors import as_array
-from longtail.posthoc.conformal import too_few_unseen
+from longtail.posthoc.deployment import too_few_unseen
 from longtail.posthoc.prior_estimate import PriorEstimate, PriorEstimator
 from longtail.posthoc.probe.fitting import fit_head
-from longtail.posthoc.probe.inputs import check_features, check_labels, log_target_prior
+from longtail.posthoc.probe.inputs import Rows, check_features, check_labels, log_target_prior
 from longtail.posthoc.probe.result import ProbeResult
-from longtail.posthoc.probe.rows import Rows
 
 
 class Probe(ClassifierMixin, BaseEstimator):
@@ -95,6 +96,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         class_counts: np.ndarray,
         names: Sequence[str],
         world: World = SINGLE_PROCESS,
+        report: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Fit on checked features (N, D) and class indices (N,); the processes of `world` share the work.
 
@@ -105,13 +107,16 @@ class Probe(ClassifierMixin, BaseEstimator):
             class_counts: (K,) training samples, 0 for a class without samples here.
             names: (K,) of the classes in a target prior.
             world: processes, each of which can read all features.
+            report: is told what is fitted.
         """
         self.classes_, self.class_counts_, self.n_features_in_ = classes, class_counts, features.shape[1]
         with np.errstate(divide="ignore"):
             self.log_prior_ = np.log(class_counts / class_counts.sum())
         self._names = names
         self._log_target(self.target_prior)  # refused before anything is computed
-        self._fitted = fit_head(features, codes, len(classes), seed=self.seed, tolerance=self.tolerance, world=world)
+        self._fitted = fit_head(
+            features, codes, len(classes), seed=self.seed, tolerance=self.tolerance, world=world, report=report
+        )
         self.result_ = self._fitted.result
         if not self.result_.converged:
             warnings.warn(f"Probe: not solved in {self.result_.passes} passes", ConvergenceWarning, stacklevel=2)
@@ -165,6 +170,20 @@ class Probe(ClassifierMixin, BaseEstimator):
         sets, present = np.zeros(balanced.shape, bool), np.flatnonzero(self.class_counts_)
         sets[:, present] = scores.sets(balanced[:, present], coverage)
         return sets
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fit as plain values, the content of `probe.json`: classes, class frequencies, estimates of scores."""
+        target = np.exp(self.log_target_ - np.logaddexp.reduce(self.log_target_))
+        return {
+            "format": FORMAT,
+            "kind": "probe",
+            "logits": "features @ weight.T + bias of the linear layer, right for the target frequencies",
+            "classes": self.classes_.tolist(),
+            "class_counts": self.class_counts_.tolist(),
+            "target_prior": str(self.target_prior),
+            "target_frequencies": target.tolist(),
+            "result": asdict(self.result_),
+        }
 
     def to_linear(self) -> nn.Linear:
         """The fitted head as a layer on features (N, D), float32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from longtail.distributed import SINGLE_PROCESS, World
+from longtail.posthoc.held_out import number_of_folds, stratified_folds
 from longtail.posthoc.priors import NEVER
 from longtail.posthoc.probe.choice import (
     HELD_FOR_CHOICE,
@@ -22,14 +24,12 @@ from longtail.posthoc.probe.choice import (
     evidence_of,
     subsample,
 )
-from longtail.posthoc.probe.folds import number_of_folds, stratified
-from longtail.posthoc.probe.result import ProbeResult, scores_of, tried_on
-from longtail.posthoc.probe.rows import Rows
-from longtail.posthoc.probe.scale import USUAL_SCALE
+from longtail.posthoc.probe.inputs import Rows
+from longtail.posthoc.probe.result import USUAL_SCALE, ProbeResult, scores_of, tried_on
 from longtail.posthoc.solver.linear import LinearHead
 
 HELD_FOR_SCALE = 20_000  # held-out samples are enough to fit the scale and to estimate scores
-MOST_SCORES = 1 << 24  # of held-out samples: 64 MB in float32; of many classes fewer samples are held out
+MOST_SCORES = 1 << 23  # of held-out samples: 32 MB in float32; of many classes fewer samples are held out
 EASIER = 10.0  # a head for so many times the ridge is solved first: fewer passes than from nothing
 
 
@@ -62,13 +62,15 @@ def fit_head(
     seed: int,
     tolerance: float,
     world: World = SINGLE_PROCESS,
+    report: Callable[[str], None] = lambda _: None,
 ) -> FittedHead:
     """Fit on features (N, D) and codes (N,) in 0..K-1; no feature counts for or against a class without samples.
 
-    The processes of `world` share the work; each of them can read all features.
+    The processes of `world` share the work; each of them can read all features. `report` is told what is fitted.
     """
     present, labels = np.unique(codes, return_inverse=True)
-    fitted = _fit_present(Rows(features, columns=len(present), world=world), labels, len(present), seed, tolerance)
+    rows = Rows(features, columns=len(present), world=world)
+    fitted = _fit_present(rows, labels, len(present), seed, tolerance, report)
     if len(present) == num_classes:
         return fitted
     weight, bias = np.zeros((num_classes, features.shape[1])), np.zeros(num_classes)
@@ -76,19 +78,27 @@ def fit_head(
     return replace(fitted, weight=weight, bias=bias)
 
 
-def _fit_present(rows: Rows, labels: np.ndarray, num_classes: int, seed: int, tolerance: float) -> FittedHead:
+def _fit_present(
+    rows: Rows, labels: np.ndarray, num_classes: int, seed: int, tolerance: float, report: Callable[[str], None]
+) -> FittedHead:
     """The same for classes that have samples."""
     began, targets = time.perf_counter(), torch.from_numpy(labels)
     counts = np.bincount(labels, minlength=num_classes)
-    held, most = stratified(labels, number_of_folds(counts), seed), MOST_SCORES // num_classes
-    folds = [Fold(rows, targets, num_classes, _some(fold, most, seed)) for fold in held if len(fold)]
-    whole = Fold(rows, targets, num_classes, np.empty(0, dtype=np.int64))
+    held = stratified_folds(labels, number_of_folds(counts), seed, keep_single=True)
+    most = MOST_SCORES // num_classes
+    folds = [Fold(rows, targets, num_classes, _some(fold, most, seed), report) for fold in held if len(fold)]
+    whole = Fold(rows, targets, num_classes, np.empty(0, dtype=np.int64), report, keeps_moments=False)
     choice, evidence, start, passes, scale = USUAL, None, None, 0, USUAL_SCALE
     natural = balanced = prior_check = set_scores = None
     if folds:
         choice, passes, done, start = _choose(folds, counts, seed, tolerance)
         scored = _enough(folds, max(min(HELD_FOR_SCALE, most), sum(map(len, done))))
-        done += [_score(fold, choice, tolerance) for fold in scored[len(done) :]]
+        for fold in scored[len(done) :]:
+            fold.keeps_moments = False
+            head = _solve(fold, choice, None, tolerance)  # from nothing, so that no sample leaks in
+            done.append(fold.evidence(choice.metric, head))
+            fold.forget()
+            start = start or head
         evidence = evidence_of(scored, done, counts)
         scale = evidence.best_scale(rows.world)[0]
         natural, balanced = scores_of(evidence, scale, len(scored), len(held))
@@ -126,8 +136,8 @@ def _choose(
         return best.choice, 0, best.evidence, best.heads[0]
     _, codes, sizes = np.unique(labels[chosen], return_inverse=True, return_counts=True)
     fewer, targets = Rows(rows.features, chosen, len(sizes), rows.world), torch.from_numpy(codes)
-    held = stratified(codes, number_of_folds(sizes), seed)
-    smaller = _enough([Fold(fewer, targets, len(sizes), fold) for fold in held], HELD_FOR_CHOICE)
+    held = stratified_folds(codes, number_of_folds(sizes), seed, keep_single=True)
+    smaller = _enough([Fold(fewer, targets, len(sizes), fold, folds[0].report) for fold in held], HELD_FOR_CHOICE)
     return choose_ridge(smaller, sizes, tolerance).choice, sum(fold.passes for fold in smaller), [], None
 
 
@@ -148,13 +158,6 @@ def _solve(fold: Fold, choice: Choice, start: Start | None, tolerance: float) ->
         easier = replace(choice, ridge=EASIER * choice.ridge)
         start = fold.solve(easier, None, min(EASIER * tolerance, 0.1))
     return fold.solve(choice, start, tolerance)
-
-
-def _score(fold: Fold, choice: Choice, tolerance: float) -> Tensor:
-    """Evidence (M, K) of the samples that a fold leaves out; its head starts from nothing, so that none leaks in."""
-    evidence = fold.evidence(choice.metric, _solve(fold, choice, None, tolerance))
-    fold.forget()
-    return evidence
 
 
 def _whole_head(

@@ -10,8 +10,8 @@ import numpy as np
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.files.tensors import as_array
 from longtail.files.text import percent, some_of
-from longtail.posthoc.inputs import FitData
-from longtail.posthoc.new_head import NewHead, require_features
+from longtail.posthoc.crt import NewHead
+from longtail.posthoc.inputs import FitData, require_features
 from longtail.posthoc.priors import check_target_prior
 from longtail.posthoc.probe.estimator import Probe
 from longtail.posthoc.probe.inputs import require_finite_rows
@@ -58,6 +58,12 @@ class ProbeHead(NewHead):
         method = cls(**settings)
         method._probe = probe
         return method
+
+    @property
+    def probe(self) -> Probe:
+        """The fitted estimator."""
+        assert self._probe is not None
+        return self._probe
 
     def check_settings(self) -> None:
         choose("unseen", self.unseen, ("never", "prior"))

@@ -20,7 +20,7 @@ from scipy.linalg import cholesky, eigh, qr, solve_triangular
 from torch import Tensor
 
 from longtail.distributed import SINGLE_PROCESS, World
-from longtail.posthoc.probe.rows import Rows
+from longtail.posthoc.probe.inputs import Rows
 
 NOTHING = 1e-12
 WIDEST = 4096  # features with a full covariance; of more, and of sparse ones, the variances are used
@@ -176,10 +176,11 @@ class Coordinates:
 
 def _whitened(metric: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """E (R,) and R (R, R) that make both matrices (R, R) diagonal: the metric becomes the identity, the total E."""
-    lower = cholesky(metric, lower=True)
-    whitened = solve_triangular(lower, solve_triangular(lower, total, lower=True).T, lower=True)
-    eigenvalues, vectors = eigh(whitened, driver="evd", overwrite_a=True)
-    return np.maximum(eigenvalues, 0), solve_triangular(lower, vectors, lower=True, trans="T")
+    lower = cholesky(metric, lower=True, overwrite_a=True)
+    half = solve_triangular(lower, total, lower=True).T
+    whitened = solve_triangular(lower, half, lower=True, overwrite_b=True)
+    eigenvalues, vectors = eigh(whitened, driver="evr", overwrite_a=True)
+    return np.maximum(eigenvalues, 0), solve_triangular(lower, vectors, lower=True, trans="T", overwrite_b=True)
 
 
 def _target(within: np.ndarray, total: np.ndarray, centre: np.ndarray, metric: Metric) -> np.ndarray:

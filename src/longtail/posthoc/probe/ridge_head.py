@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from longtail.posthoc.probe.inputs import Rows
 from longtail.posthoc.probe.metric import Coordinates
-from longtail.posthoc.probe.rows import Rows
 
 BIAS_PRECISION = 0.1  # b ~ N(log pi, 10): a small class among very many samples may be far from its prior
 HISTORY = 6

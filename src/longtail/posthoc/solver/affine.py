@@ -9,7 +9,7 @@ problems are worked in float32 and summed in float64; small ones, where it costs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 
 import numpy as np
@@ -20,13 +20,13 @@ from longtail.data.imbalance import subsample_per_class
 from longtail.distributed import SINGLE_PROCESS, World
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.solver import Problem
-from longtail.posthoc.solver.curvature import Blocks
+from longtail.posthoc.solver.lbfgs import Blocks
 
 SMALL_PROBLEM = 1 << 22  # logits
 SUBSAMPLING = 4  # a subsample has at most one row in this many
 FEWEST_PER_CLASS = 3  # in a subsample, so that it represents every class
-
 REFERENCE_CLASSES = 10
+SMALLEST_SCALE = 1e-3  # lower bound of omega: below 0 the order of a class's logits would be reversed
 
 
 def ridge_per_number(ridge: float, num_classes: int) -> float:
@@ -38,10 +38,10 @@ def ridge_per_number(ridge: float, num_classes: int) -> float:
     return ridge * REFERENCE_CLASSES / num_classes
 
 
-def _largest_subsample(class_counts: np.ndarray, rows: int) -> int:
+def largest_subsample(class_counts: np.ndarray, rows: int) -> int:
     """The largest cap on the samples per class that leaves at most `rows` rows.
 
-    >>> _largest_subsample(np.array([100, 10, 2]), 20)
+    >>> largest_subsample(np.array([100, 10, 2]), 20)
     9
     """
     low, high = 0, int(class_counts.max())
@@ -52,15 +52,6 @@ def _largest_subsample(class_counts: np.ndarray, rows: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-class _Space:
-    """Buffers for a chunk, used again for each: its logits, the calibrated logits, terms of the curvature."""
-
-    def __init__(self, rows: LogitRows, dtype: torch.dtype) -> None:
-        self.logits = rows.buffer(torch.float32)
-        self.work, self.bends = rows.buffer(dtype), rows.buffer(dtype)
-        self.dtype = dtype
 
 
 class AffineProblem(Problem):
@@ -93,7 +84,6 @@ class AffineProblem(Problem):
     ) -> None:
         self.rows = rows
         self.labels = labels
-        self.sample_weights = sample_weights
         self.norms = norms.double()
         self.relative_ridge = ridge
         self.centre = centre
@@ -101,38 +91,38 @@ class AffineProblem(Problem):
         self.world = world
         size, classes = rows.shape
         self.first, self.last = world.share(size)
-        self._targets = self._label_sums()
-        self._work_in(torch.float64 if size * classes <= SMALL_PROBLEM else torch.float32)
+        sums = torch.zeros(2, classes, dtype=torch.float64)
+        for where in rows.slices(self.first, self.last):
+            sums[0].index_add_(0, labels[where], sample_weights[where] * rows.of_labels(where, labels[where]))
+            sums[1].index_add_(0, labels[where], sample_weights[where])
+        self._set_up(sample_weights, sums, torch.float64 if size * classes <= SMALL_PROBLEM else torch.float32)
 
-    @property
-    def ridge(self) -> float:
-        """The ridge beside the weighted sum. Weights may sum to much less than 1: those of MARC to 0.003 at 1:1,000."""
-        return self.relative_ridge * float(self.sample_weights.sum())
-
-    def _work_in(self, dtype: torch.dtype) -> None:
-        self._space = _Space(self.rows, dtype)
-        self._weights = self.sample_weights.to(dtype)
-
-    @property
-    def rounding(self) -> float:
-        """The rounding error of float32 sums over chunks; measured: up to eight units of the last digit."""
-        if self._space.dtype == torch.float64:
-            return 0.0
-        return torch.finfo(torch.float32).eps * math.sqrt(self.rows.chunk_rows) / 4 * self._largest_sum()
-
-    @property
-    def unit(self) -> float:
-        return max(1.0, self._largest_sum())
-
-    def _largest_sum(self) -> float:
-        by_scale, by_shift = self.world.sum(self._targets.clone()).abs()
-        return float(torch.maximum(by_scale, by_shift * self.norms).max())
+    def _set_up(self, sample_weights: Tensor, label_sums: Tensor, dtype: torch.dtype) -> None:
+        """Set weights (N,), the terms (2, K) of the gradient that do not depend on x (true classes), and precision."""
+        self.sample_weights, self._label_sums, self.dtype = sample_weights, label_sums, dtype
+        self._weights = sample_weights.to(dtype)
+        # Buffers for a chunk: its logits, the calibrated logits, p (1 - p).
+        self._logits, self._work, self._terms = (self.rows.buffer(kind) for kind in (torch.float32, dtype, dtype))
+        # Weights may sum to much less than 1: those of MARC to 0.003 at 1:1,000.
+        self.ridge = self.relative_ridge * float(sample_weights.sum())
+        by_scale, by_shift = self.world.sum(label_sums.clone()).abs()
+        largest = float(torch.maximum(by_scale, by_shift * self.norms).max())
+        self.unit = max(1.0, largest)
+        # Of float32 sums over chunks; measured: up to eight units of the last digit.
+        rounding = torch.finfo(torch.float32).eps * math.sqrt(self.rows.chunk_rows) / 4 * largest
+        self.rounding = rounding if dtype == torch.float32 else 0.0
 
     def refine(self) -> bool:
-        if self._space.dtype == torch.float64:
+        if self.dtype == torch.float64:
             return False
-        self._work_in(torch.float64)
+        self._set_up(self.sample_weights, self._label_sums, torch.float64)
         return True
+
+    def weighing(self, factors: np.ndarray) -> AffineProblem:
+        """The same problem if classes weigh `factors` (K,) times as much; costs no pass over the logits."""
+        by_class, other = torch.from_numpy(factors), copy(self)
+        other._set_up(self.sample_weights * by_class[self.labels], self._label_sums * by_class, self.dtype)
+        return other
 
     def subsampled(self) -> AffineProblem | None:
         """At most so many rows of every class; the total weight of each class stays the same."""
@@ -140,86 +130,106 @@ class AffineProblem(Problem):
         if size * classes <= SMALL_PROBLEM:
             return None
         labels = self.labels.numpy()
-        counts = np.bincount(labels, minlength=classes)
-        most = _largest_subsample(counts, size // SUBSAMPLING)
+        most = largest_subsample(np.bincount(labels, minlength=classes), size // SUBSAMPLING)
         if most < FEWEST_PER_CLASS:
             return None
         chosen = subsample_per_class(labels, most, seed=0)
-        own, weights = self.labels[chosen], self.sample_weights[chosen]
+        kept_labels, weights = self.labels[chosen], self.sample_weights[chosen]
         whole, kept = (torch.zeros(classes, dtype=torch.float64) for _ in range(2))
         whole.index_add_(0, self.labels, self.sample_weights)
-        kept.index_add_(0, own, weights)
-        part = AffineProblem(
+        kept.index_add_(0, kept_labels, weights)
+        subsample = AffineProblem(
             self.rows.only(chosen),
-            own,
-            weights * torch.where(kept > 0, whole / kept, 1.0)[own],
+            kept_labels,
+            weights * torch.where(kept > 0, whole / kept, 1.0)[kept_labels],
             self.norms,
             ridge=self.relative_ridge,
             centre=self.centre,
             shifts=self.shifts,
             world=self.world,
         )
-        part.share = self.share * len(chosen) / size
-        if part._space.dtype == self._space.dtype:
-            part._space = self._space  # the two are never evaluated at the same time
-        return part
-
-    def _label_sums(self) -> Tensor:
-        """The terms of the gradient that do not depend on x: those of the true classes."""
-        sums = torch.zeros(2, self.rows.shape[1], dtype=torch.float64)
-        for rows in self.rows.slices(self.first, self.last):
-            labels, weights = self.labels[rows], self.sample_weights[rows]
-            sums[0].index_add_(0, labels, weights * self.rows.of_labels(rows, labels))
-            sums[1].index_add_(0, labels, weights)
-        return sums
-
-    def _calibrate(self, *points: np.ndarray) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
-        """For each chunk and point: the number of the point, rows, their logits and the calibrated ones."""
-        dtype = self._space.dtype
-        halves = [torch.from_numpy(x).double().chunk(2) for x in points]
-        affine = [(omega.to(dtype), (beta * self.norms).to(dtype)) for omega, beta in halves]
-        for rows, stored in self.rows.chunks(self.first, self.last, self._space.logits):
-            logits = stored.to(dtype)
-            for number, (scale, shift) in enumerate(affine):
-                yield number, rows, logits, torch.addcmul(shift, logits, scale, out=self._space.work[: len(logits)])
+        subsample.share = self.share * len(chosen) / size
+        return subsample
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient, _ = self._sums(x, blocks=False)[0]
-        return value, gradient
+        return self._pass([x])[0][0]
 
     def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
-        return self._blocks(*self._sums(x, blocks=True)[0])
+        [at_x], curvature = self._pass([x], blocks=True)
+        return *at_x, self._blocks(*curvature)
 
     def with_start(
         self, start: np.ndarray, x: np.ndarray
     ) -> tuple[tuple[float, np.ndarray], tuple[float, np.ndarray, Blocks]]:
-        (value, gradient, _), there = self._sums(start, x, blocks=True)
-        return (value, gradient), self._blocks(*there)
+        [at_start, at_x], curvature = self._pass([start, x], blocks=True)
+        return at_start, (*at_x, self._blocks(*curvature))
 
-    def _blocks(self, value: float, gradient: np.ndarray, bends: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
-        bent, cross, steep = bends
-        aa, bb = steep + self.ridge, bent + self.ridge
+    def _pass(
+        self, points: Sequence[np.ndarray], *, blocks: bool = False
+    ) -> tuple[list[tuple[float, np.ndarray]], np.ndarray]:
+        """Value and gradient (2K,) at each point; for the blocks at the last one, sums (3, K) of w p (1 - p) z^power.
+
+        One pass over the rows for all points; the processes exchange all sums at once.
+        """
+        classes = self.rows.shape[1]
+        totals = torch.zeros(len(points), 1 + (5 if blocks else 2) * classes, dtype=torch.float64)
+        sums = totals[:, 1 : 1 + 2 * classes].unflatten(1, (2, classes))
+        curvature = totals[-1, 1 + 2 * classes :].view(3 if blocks else 0, classes)
+        sums -= self._label_sums
+        for number, rows, logits, work in self._calibrate(points):
+            highest = work.amax(1, keepdim=True)
+            of_label = work.gather(1, self.labels[rows].unsqueeze(1))
+            work.sub_(highest).exp_()
+            total = work.sum(1)
+            loss = total.double().log() + (highest - of_label).squeeze(1)
+            totals[number, 0] += (self.sample_weights[rows] * loss).sum()
+            weights = self._weights[rows]
+            if blocks and number == len(points) - 1:
+                term = torch.div(work, total.unsqueeze(1), out=self._terms[: len(work)])
+                term.addcmul_(term, term, value=-1)
+                for power in range(3):
+                    term = term.mul_(logits) if power else term
+                    curvature[power] += torch.mv(term.T, weights)
+            weights = weights / total
+            sums[number, 1] += torch.mv(work.T, weights)
+            sums[number, 0] += torch.mv(work.mul_(logits).T, weights)
+        self.world.sum(totals)
+        sums[:, 1] *= self.norms
+        found = []
+        for x, value, slopes in zip(points, totals[:, 0], sums, strict=True):
+            pull = x - self.centre
+            gradient = slopes.flatten().numpy() + self.ridge * pull
+            if not self.shifts:
+                gradient[classes:] = 0.0
+            found.append((float(value) + 0.5 * self.ridge * float(pull @ pull), gradient))
+        return found, curvature.numpy()
+
+    def _blocks(self, bb: np.ndarray, ab: np.ndarray, aa: np.ndarray) -> Blocks:
+        """The blocks of the Hessian, from the sums of a pass."""
+        norms = self.norms.numpy()
+        aa, ab, bb = aa + self.ridge, ab * norms, bb * norms**2 + self.ridge
+        # A change of the logits by 1, on average over the samples that have curvature.
+        reach = np.sqrt(bb) / norms
         if not self.shifts:
-            return value, gradient, Blocks(aa, 0 * cross, 0 * bb + 1, np.sqrt(bb) / self.norms.numpy())
+            return Blocks(aa, 0 * ab, 0 * bb + 1, reach)
         # A shift common to all classes does not change the softmax; only the ridge depends on it.
-        common = np.concatenate([np.zeros(len(bb)), 1 / self.norms.numpy()])
-        # A change of the logits by 1, on average over the samples that bend the loss.
-        reach = np.sqrt(bb) / self.norms.numpy()
-        return value, gradient, Blocks(aa, cross, bb, reach, common, self.ridge)
+        common = np.concatenate([np.zeros(len(bb)), 1 / norms])
+        return Blocks(aa, ab, bb, reach, common, self.ridge)
 
-    def weighing(self, factors: np.ndarray) -> AffineProblem:
-        """The same problem if classes weigh `factors` (K,) times as much; costs no pass over the logits."""
-        by_class, other = torch.from_numpy(factors), copy(self)
-        other.sample_weights = self.sample_weights * by_class[self.labels]
-        other._targets = self._targets * by_class
-        other._weights = other.sample_weights.to(self._space.dtype)
-        return other
+    def _calibrate(self, points: Sequence[np.ndarray]) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
+        """For each chunk and point: the number of the point, rows, their logits and the calibrated ones."""
+        halves = [torch.from_numpy(x).double().chunk(2) for x in points]
+        affine = [(omega.to(self.dtype), (beta * self.norms).to(self.dtype)) for omega, beta in halves]
+        for rows, stored in self.rows.chunks(self.first, self.last, self._logits):
+            logits = stored.to(self.dtype)
+            for number, (scale, shift) in enumerate(affine):
+                yield number, rows, logits, torch.addcmul(shift, logits, scale, out=self._work[: len(logits)])
 
     def gradients(self, x: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """Gradients (G, 2K) at one point if classes weigh `factors` (G, K) times as much: one pass for all of them."""
         by_class = torch.from_numpy(factors)
-        sums = -by_class.unsqueeze(1) * self._targets
-        for _, rows, logits, work in self._calibrate(x):
+        sums = -by_class.unsqueeze(1) * self._label_sums
+        for _, rows, logits, work in self._calibrate([x]):
             shares = work.softmax(1)
             weights = (by_class[:, self.labels[rows]] * self.sample_weights[rows]).to(work.dtype)
             sums[:, 1] += weights @ shares
@@ -232,52 +242,3 @@ class AffineProblem(Problem):
         if not self.shifts:
             gradients[:, gradients.shape[1] // 2 :] = 0.0
         return np.asarray(gradients)
-
-    def _sums(self, *points: np.ndarray, blocks: bool) -> list[tuple[float, np.ndarray, np.ndarray]]:
-        """At each point: value, gradient (2K,) and, if asked for, sums (3, K) of `w p (1 - p)` for the blocks.
-
-        One pass for all points; the blocks are those of the last. The processes exchange all of it at once.
-        """
-        classes = self.rows.shape[1]
-        totals = torch.zeros(len(points), 1 + (5 if blocks else 2) * classes, dtype=torch.float64)
-        sums = totals[:, 1 : 1 + 2 * classes].unflatten(1, (2, classes))
-        bent = totals[:, 1 + 2 * classes :].unflatten(1, (-1, classes))
-        sums -= self._targets
-        for number, rows, logits, work in self._calibrate(*points):
-            highest = work.amax(1, keepdim=True)
-            of_label = work.gather(1, self.labels[rows].unsqueeze(1))
-            work.sub_(highest).exp_()
-            total = work.sum(1)
-            loss = total.double().log() + (highest - of_label).squeeze(1)
-            totals[number, 0] += (self.sample_weights[rows] * loss).sum()
-            weights = self._weights[rows]
-            if blocks and number == len(points) - 1:
-                probabilities = torch.div(work, total.unsqueeze(1), out=self._space.bends[: len(work)])
-                self._add_bends(bent[number], probabilities, logits, weights)
-            weights = weights / total
-            sums[number, 1] += torch.mv(work.T, weights)
-            sums[number, 0] += torch.mv(work.mul_(logits).T, weights)
-        self.world.sum(totals)
-        sums[:, 1] *= self.norms
-        if blocks:
-            bent[:, 0] *= self.norms**2
-            bent[:, 1] *= self.norms
-        return [self._with_ridge(x, *one) for x, *one in zip(points, totals[:, 0], sums, bent, strict=True)]
-
-    def _with_ridge(
-        self, x: np.ndarray, value: Tensor, sums: Tensor, bent: Tensor
-    ) -> tuple[float, np.ndarray, np.ndarray]:
-        pull = x - self.centre
-        gradient = sums.flatten().numpy() + self.ridge * pull
-        if not self.shifts:
-            gradient[len(gradient) // 2 :] = 0.0
-        return float(value) + 0.5 * self.ridge * float(pull @ pull), gradient, bent.numpy()
-
-    @staticmethod
-    def _add_bends(sums: Tensor, probabilities: Tensor, logits: Tensor, weights: Tensor) -> None:
-        """Add the sums over rows of `w p (1 - p) z^power` for the powers 0, 1 and 2."""
-        bend = probabilities.addcmul_(probabilities, probabilities, value=-1)
-        for power in (0, 1, 2):
-            sums[power] += torch.mv(bend.T, weights)
-            if power < 2:
-                bend.mul_(logits)

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.data.samplers import Sampler
+from longtail.data.loading import Sampler
 from longtail.errors import UserError
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.scale_and_shift import SMALLEST_SCALE
 from longtail.posthoc.solver import Solution
+from longtail.posthoc.solver.affine import SMALLEST_SCALE
 
 MOMENTUM = 0.9
 

@@ -107,7 +107,7 @@ function perClass(id, key, title, states) {
   draw(id, [countsBehind(), ...curves.map((trace) => ({ ...trace, yaxis: "y2" }))], {
     xaxis: classAxis(id),
     yaxis: { type: "log", dtick: 1, side: "right", showgrid: false, automargin: true, tickfont: quiet, title: { text: "training images", font: quiet, standoff: 8 } },
-    yaxis2: { overlaying: "y", side: "left", tickmode: "auto", gridcolor: color("line"), zerolinecolor: color("line"), title: { text: title } },
+    yaxis2: { overlaying: "y", side: "left", tickmode: "auto", ...(key === "accuracy" || key === "f1" ? { range: [-2, 102] } : {}), gridcolor: color("line"), zerolinecolor: color("line"), title: { text: title } },
   });
 }
 
@@ -173,11 +173,12 @@ function drawReliability(id, state) {
     margin: { l: 52, r: 20, t: 40, b: 44 }, xaxis: { range: [0, 1], title: { text: "confidence" } }, yaxis: { range: [0, 1], title: { text: "accuracy" } } });
 }
 
-// The point with the best validation score, if there is anything to choose by.
+// The point with the lowest cost on validation images or, without costs, the best balanced accuracy.
 function bestPoint(points) {
-  const known = points.filter((point) => point.validation);
-  return known.length ? known.reduce((best, point) => (point.validation.balanced > best.validation.balanced ? point : best)) : null;
+  const loss = (point) => (point.cost === null ? -point.validation.balanced : point.validationCost);
+  return points.reduce((best, point) => (loss(point) < loss(best) ? point : best));
 }
+const costText = (value) => value.toPrecision(3);
 
 function drawPoint() {
   const point = data.points[Number(byId("strength").value)];
@@ -187,20 +188,32 @@ function drawPoint() {
   byId("command").textContent = data.command + (point.strength === 1 ? "" : ` --strength ${point.strength}`);
   const cards = data.figures.map((name) =>
     card(`${GROUPS[name] ?? SCORES[name].heading} (${data.split})`, shown(point.scores[name]), ...change(name, before.scores[name], point.scores[name])));
-  if (choosing) cards.unshift(card(`${SCORES.balanced.heading} (validation)`, shown(point.validation.balanced), "choose by this"));
+  if (point.cost !== null) {
+    const [cost, from] = [point.cost, data.points[0].cost];
+    cards.unshift(card(`Cost per image (${data.split})`, costText(cost), `from ${costText(from)}`, cost < from ? "good" : cost > from ? "bad" : ""));
+  }
+  if (choosing) {
+    const [name, value] = point.cost === null ? [SCORES.balanced.heading, shown(point.validation.balanced)] : ["Cost per image", costText(point.validationCost)];
+    cards.unshift(card(`${name} (validation)`, value, "choose by this"));
+  }
   byId("point-cards").replaceChildren(...cards);
   const now = [...strokes(before.accuracy, point.accuracy), ...curve(point.accuracy, "after", `strength ${point.strength}`)];
   draw("point-accuracy", [...curve(before.accuracy, "before", "before"), ...now], { xaxis: classAxis("point-accuracy"), yaxis: { range: [-2, 102], title: { text: `accuracy, ${data.split} images (%)` } } });
   const values = data.points.map((p) => p.strength);
   const line = (name, shade) => ({ type: "scatter", mode: "lines", x: values, y: data.points.map((p) => p.scores[name]), name: GROUPS[name] ?? SCORES[name].heading, line: { color: color(shade), width: name === "balanced" ? 3 : 1.6 } });
   const lines = [line("balanced", "after"), line("natural", "before"), line(data.figures[0], "good")];
-  const best = choosing ? bestPoint(data.points) : null;
+  const costs = point.cost !== null;
+  const costLine = (key, name, dash) => ({ type: "scatter", mode: "lines", x: values, y: data.points.map((p) => p[key]), name, yaxis: "y2", line: { color: color("other"), width: 3, dash } });
+  if (costs) lines.push(costLine("cost", "Cost per image", "solid"));
   if (choosing) {
-    lines.push({ type: "scatter", mode: "markers", x: [best.strength], y: [best.validation.balanced], name: "best on validation", marker: { color: color("after"), size: 11, symbol: "star" } });
-    lines.push({ type: "scatter", mode: "lines", x: values, y: data.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
+    const best = bestPoint(data.points);
+    const star = costs ? { y: [best.validationCost], yaxis: "y2" } : { y: [best.validation.balanced] };
+    lines.push({ type: "scatter", mode: "markers", x: [best.strength], ...star, name: "best on validation", marker: { color: color(costs ? "other" : "after"), size: 11, symbol: "star" } });
+    lines.push(costs ? costLine("validationCost", "Cost per image (validation)", "dot") : { type: "scatter", mode: "lines", x: values, y: data.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
   }
   draw("trade-off", lines, {
-    xaxis: { title: { text: "strength: 0 unchanged model, 1 whole calibration" } }, yaxis: { title: { text: `${data.split} images (%)` } }, margin: { l: 52, r: 20, t: 34, b: 44 },
+    xaxis: { title: { text: "strength: 0 unchanged model, 1 whole calibration" } }, yaxis: { title: { text: `${data.split} images (%)` } }, margin: { l: 52, r: costs ? 56 : 20, t: 34, b: 44 },
+    ...(costs ? { yaxis2: { overlaying: "y", side: "right", tickmode: "auto", showgrid: false, rangemode: "tozero", title: { text: "cost per image" } } } : {}),
     shapes: [{ type: "line", x0: point.strength, x1: point.strength, y0: 0, y1: 1, yref: "paper", line: { color: color("quiet"), width: 1 } }],
   });
 }
