@@ -82,13 +82,16 @@ def test_a_folder_has_the_sets_and_the_frequencies_of_the_command(served, new, c
     assert len(found["images"]) == 50
     assert found["note"] == "the first 50 of 52 images."
     files = [image["name"] for image in found["images"]]
-    words = ["predict", str(folder / "halo"), *files, "--coverage", "0.8", "--target-prior", "estimate", "--json"]
-    capsys.readouterr()
-    assert main([*words, "--workers=0"]) == 0
-    expected = json.loads(capsys.readouterr().out)
-    assert [image["set"] for image in found["images"]] == [image["set"] for image in expected["images"]]
+
+    def predicted(*options):
+        capsys.readouterr()
+        assert main(["predict", str(folder / "halo"), *files, *options, "--json", "--workers=0"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    images = predicted("--coverage", "0.8")["images"]
+    assert [image["set"] for image in found["images"]] == [image["set"] for image in images]
     batch = json.dumps([one["probabilities"] for one in found["images"]]).encode()
-    prior = expected["target_prior"]
+    prior = predicted("--target-prior", "estimate")["target_prior"]
     interval = f"to the power {prior['power']:.2f} (95 % interval {prior['low']:.2f} to {prior['high']:.2f}"
     assert interval in ask(f"{address}prior", batch)["lines"][0]
 

@@ -240,10 +240,15 @@ class PostHoc(DeploymentMixin, ClassifierMixin, OneToOneFeatureMixin, Transforme
         given_tensor = isinstance(logits, Tensor)
         tensor = single_at_least((logits if given_tensor else writable(array)).detach()).contiguous()
         inputs = None if features is None else writable(as_features(features, len(tensor))).to(tensor)
-        calibrated = self._apply(tensor, inputs)
+        calibrated = self.apply_finite(tensor, inputs)
+        return calibrated if given_tensor else calibrated.numpy()
+
+    def apply_finite(self, logits: Tensor, features: Tensor | None) -> Tensor:
+        """Calibrated logits (N, K) of checked tensors; raises where they are too large."""
+        calibrated = self._apply(logits, features)
         if not bool((calibrated <= torch.finfo(calibrated.dtype).max).all()):
             raise UserError(f"{type(self).__name__} gives logits that are not finite: these are too large for the fit")
-        return calibrated if given_tensor else calibrated.numpy()
+        return calibrated
 
     @overload
     def predict_proba(self, logits: Tensor, features: Any = None) -> Tensor: ...

@@ -202,5 +202,5 @@ def calibrated_logits(method: PostHoc, data: FitData) -> Tensor:
     chunks = []
     for rows, logits in data.rows.chunks():
         features = None if data.features is None else torch.as_tensor(np.array(data.features[rows])).float()
-        chunks.append(torch.as_tensor(method._calibrated(logits, features)))
+        chunks.append(method.apply_finite(logits, features))
     return torch.cat(chunks)

@@ -50,6 +50,7 @@ class _OneScale(Problem):
     def __init__(self, affine: AffineProblem) -> None:
         self.affine = affine
         self.classes = affine.rows.shape[1]
+        self.unit = affine.unit
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = self.affine.value_and_gradient(np.repeat([x[0], 0.0], self.classes))
