@@ -191,11 +191,10 @@ def require_features(features: Array | None, method: PostHoc, width: int | None 
 def fit_outputs(
     method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World = SINGLE_PROCESS
 ) -> None:
-    """Fit a method on stored outputs; the processes of `world` share the work.
+    """Fit a method, whose settings were checked, on stored outputs; the processes of `world` share the work.
 
     A method that must not see training images is fitted on the validation outputs.
     """
-    method.check_settings()
     needed, check = method.needs_every_class, partial(as_fit_data, world=world, check_logits=method.reads_logits)
     held_out = None
     if validation is not None:

@@ -103,6 +103,7 @@ def calibrate_files(
     overwrite: bool = False,
 ) -> list[Comparison]:
     """Fit a method on saved logits; writes its numbers, scores, calibrated logits and, if it is known, the head."""
+    method.check_settings()
     require_free(out, OWN_FILES, KIND, overwrite=overwrite)
     fit_method(method, train, held_out.get("validation"), world)
     return _write(out, method, *describe_posthoc(method, name), train, held_out, world, None)
