@@ -170,8 +170,8 @@ def ranking_scores(scores: np.ndarray, positive: np.ndarray) -> tuple[float | No
     """
     if not positive.any():
         return None, None
-    values, place, sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    hits = np.bincount(place, positive, minlength=len(values))
+    values, number, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    hits = np.bincount(number, positive, minlength=len(values))
     below = np.cumsum(sizes - hits) - (sizes - hits) / 2  # negatives below each value, half of the equal ones
     precision = np.cumsum(hits[::-1]) / np.cumsum(sizes[::-1])
     auc = None if positive.all() else float(hits @ below / (positive.sum() * (~positive).sum()))
@@ -192,10 +192,10 @@ def average_precision(scores: ArrayLike, labels: ArrayLike) -> np.ndarray:
         raise UserError(f"scores have shape {values.shape}, but labels {truth.shape}")
     if not np.isfinite(values).all():
         raise UserError(f"scores of row {int(np.argmin(np.isfinite(values).all(1)))} are not finite")
-    found = [
+    averages = [
         ranking_scores(column, positive)[1] for column, positive in zip(values.T, truth.T.astype(bool), strict=True)
     ]
-    return np.array([np.nan if one is None else one for one in found])
+    return np.array([np.nan if one is None else one for one in averages])
 
 
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:

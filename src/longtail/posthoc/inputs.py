@@ -253,5 +253,5 @@ def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, 
         most = choice
     if most is None:
         return None
-    few = ClassSubsample(most, seed)
-    return few if few.most < class_counts.max() else None
+    subsample = ClassSubsample(most, seed)
+    return subsample if subsample.most < class_counts.max() else None

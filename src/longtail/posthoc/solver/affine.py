@@ -197,14 +197,14 @@ class AffineProblem(Problem):
             sums[number, 0] += torch.mv(work.mul_(logits).T, weights)
         self.world.sum(totals)
         sums[:, 1] *= self.norms
-        found = []
+        results = []
         for x, value, slopes in zip(points, totals[:, 0], sums, strict=True):
             pull = x - self.centre
             gradient = slopes.flatten().numpy() + self.ridge * pull
             if not self.shifts:
                 gradient[classes:] = 0.0
-            found.append((float(value) + 0.5 * self.ridge * float(pull @ pull), gradient))
-        return found, curvature.numpy()
+            results.append((float(value) + 0.5 * self.ridge * float(pull @ pull), gradient))
+        return results, curvature.numpy()
 
     def _calibrate(self, points: Sequence[np.ndarray]) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
         """For each chunk and point: the number of the point, rows, their logits and the calibrated ones."""
