@@ -126,13 +126,14 @@ def _write(
         validation, frozen = held_out.get("validation"), method.for_frozen if run is None else run.is_frozen
         fitted_on = validation if method.fitted_on_unseen else train
         assert fitted_on is not None
+        used = [fitted_on, *([validation] if validation is not None and method.needs_validation else [])]
         with replacing_folder(out, OWN_FILES, KIND) as folder:
             identity = None if run is None else _write_network(folder, run, method, name, described.title, fitted_on)
             if run is None and train is not None:
                 write_head(folder, method, train)
             for split, outputs in held_out.items():
                 calibrated = np.asarray(method.transform(outputs))
-                scores.append(compare_outputs(outputs, calibrated, method))
+                scores.append(compare_outputs(outputs, calibrated, used))
                 values = {"format": FORMAT, "model": identity, **scores[-1].to_dict()}
                 write_json(folder / f"before-after-{split}.json", values)
                 if run is None:
