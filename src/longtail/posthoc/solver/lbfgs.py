@@ -82,18 +82,6 @@ class Scaling:
         return self._stretched(np.concatenate([a, (second - self.cross * a) / self.second]))
 
 
-class Unscaled:
-    """The variables without a preconditioner."""
-
-    is_far = False
-
-    def step(self, v: np.ndarray) -> np.ndarray:
-        return v
-
-    def gradient(self, g: np.ndarray) -> np.ndarray:
-        return g
-
-
 def quasi_newton(memory: Memory, gradient: np.ndarray) -> np.ndarray:
     """Minus the approximate inverse Hessian of L-BFGS (Nocedal 1980) times the gradient."""
     d, factors = -gradient, []
@@ -142,7 +130,7 @@ class Search:
         self.passes = 0.0
         self.memory = Memory(memory or (), MEMORY)
         self._keep_memory = memory is not None
-        self._scaling: Scaling | Unscaled | None = None
+        self._scaling: Scaling | None = None
         if guess is None:
             self.point = self.evaluate(start, blocks=True)
             self.first = self.point.largest
@@ -188,24 +176,25 @@ class Search:
     def _round(self, goal: float, limit: float) -> None:
         """Steps of L-BFGS in one set of variables; the first round uses the given memory, if there is one."""
         blocks = self.point.blocks
-        self._scaling = scaling = Scaling(blocks, self.point.gradient) if blocks else Unscaled()
-        is_far = scaling.is_far and not self._keep_memory
+        self._scaling = scaling = Scaling(blocks, self.point.gradient) if blocks else None
+        is_far = scaling is not None and scaling.is_far and not self._keep_memory
         end = min(limit, self.passes + (FAR_ROUND if is_far else ROUND if blocks else math.inf) * self.problem.share)
         if not self._keep_memory:
             self.memory.clear()
         self._keep_memory = False
         while self.point.largest > goal and self.passes < end:
-            slopes = scaling.gradient(self.point.gradient)
+            slopes = scaling.gradient(self.point.gradient) if scaling else self.point.gradient
             direction = quasi_newton(self.memory, slopes)
             if not slopes @ direction < 0:
                 self.memory.clear()
                 direction = -slopes
             # Without blocks, nothing determines the length of the first step.
             size = 1.0 if blocks or self.memory else min(1.0, 1 / float(np.linalg.norm(slopes)))
-            taken = self._step(scaling.step(direction), size, goal, limit, end)
+            taken = self._step(scaling.step(direction) if scaling else direction, size, goal, limit, end)
             if taken is None:
                 break
-            step, change = taken * direction, scaling.gradient(self.point.gradient) - slopes
+            new_slopes = scaling.gradient(self.point.gradient) if scaling else self.point.gradient
+            step, change = taken * direction, new_slopes - slopes
             curvature = float(step @ change)
             if curvature > 1e-12 * float(np.linalg.norm(step) * np.linalg.norm(change)):
                 self.memory.append((step, change, curvature))
