@@ -420,7 +420,7 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
         (["{tmp}/a.npz"], "needs --test FILE"),
         (
             ["{tmp}/a.npz", "--test", "{tmp}/b.npz", "--out", "{tmp}/o"],
-            "b.npz has 3 classes, the training logits have 2",
+            "b.npz: 3 classes, where the training samples have 2",
         ),
         (["{tmp}/a.npz", "{tmp}/b.npz"], "takes one file"),
         (["{tmp}", "--test", "{tmp}/b.npz"], "--test applies only to saved logits, and"),
