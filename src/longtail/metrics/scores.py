@@ -21,6 +21,7 @@ from longtail.metrics.table import BINARY_SCORES, SHOTS
 from longtail.outputs.checks import as_label_matrix
 
 MANY, FEW = 100, 20
+SHOT_LIMITS = {"many": f"more than {MANY}", "medium": f"{FEW} to {MANY}", "few": f"fewer than {FEW}"}
 LISTED_CLASSES = 1000  # with more classes nearly all cells of a confusion matrix are 0
 CHUNK_ROWS = 1024
 
