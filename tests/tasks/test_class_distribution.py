@@ -8,7 +8,7 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.errors import UserError
-from longtail.tasks.class_distribution import gini
+from longtail.tasks.class_distribution import distribution, gini
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def test_a_recipe_shows_all_its_training_images_as_evaluation_counts_them(digits
         "few": {"classes": 5, "images": 44},
     }
     assert shown["imbalance_factor"] == 38
+    assert "38.0 (30 before class sizes are rounded down)" in distribution("digits-lt").imbalance_text
 
 
 def test_a_folder_of_classes_as_it_is(photos, capsys):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from longtail.backbones.inference import evaluating
+from longtail.backbones import evaluating
 from longtail.config import TrainConfig
 from longtail.data.augment import Transform
 from longtail.data.cache import resident
