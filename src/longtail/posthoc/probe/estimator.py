@@ -107,7 +107,7 @@ class Probe(ClassifierMixin, BaseEstimator):
             class_counts: (K,) training samples, 0 for a class without samples here.
             names: (K,) of the classes in a target prior.
             world: processes, each of which can read all features.
-            report: is told what is fitted.
+            report: called with a line on what is being fitted.
         """
         self.classes_, self.class_counts_, self.n_features_in_ = classes, class_counts, features.shape[1]
         with np.errstate(divide="ignore"):
