@@ -29,7 +29,7 @@ def name_of(page):
 
 
 def run_line(line):
-    words = shlex.split(line)
+    words = shlex.split(line, comments=True)
     if words[0] == "longtail":
         assert main(words[1:]) == 0, line
     elif words[:3] == ["python", "-m", "longtail.paper"]:

@@ -47,6 +47,9 @@ def test_every_command_names_the_next_one(tmp_path, monkeypatch, capsys):
     (page,) = re.findall(r"written: (.*\.html) ", printed.err)
     assert Path(page).is_file()
     assert words == ["report", "runs/My scans, 2026", "--serve"]
+    capsys.readouterr()
+    assert main(["evaluate", "runs/My scans, 2026/halo", "--workers", "0"]) == 0
+    assert "fitted or chosen on the validation images: its scores there are higher" in capsys.readouterr().err
 
 
 def test_saved_logits_lead_to_a_calibration_and_a_report(tmp_path, monkeypatch, capsys):
