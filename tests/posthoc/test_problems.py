@@ -8,13 +8,12 @@ from sklearn.exceptions import ConvergenceWarning
 
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.platt import _OneVersusRest
 from longtail.posthoc.scaling import _MatrixProblem
 from longtail.posthoc.solver import Problem, minimise
 from longtail.posthoc.solver.affine import AffineProblem
 from longtail.posthoc.solver.lbfgs import Blocks
-from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
+from longtail.posthoc.solver.linear import LinearProblem, balanced_weights, class_statistics, plain_penalty
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, check_gradient
 

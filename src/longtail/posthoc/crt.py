@@ -20,12 +20,17 @@ from torch import Tensor
 
 from longtail.errors import choose
 from longtail.outputs.checks import Array
-from longtail.posthoc.affine import check_sgd, check_solver
+from longtail.posthoc.affine import check_numbers
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import FitData, require_features
-from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.solver import FitResult, minimise
-from longtail.posthoc.solver.linear import SINGLE_PRECISION, LinearProblem, class_statistics, plain_penalty
+from longtail.posthoc.solver.linear import (
+    SINGLE_PRECISION,
+    LinearProblem,
+    balanced_weights,
+    class_statistics,
+    plain_penalty,
+)
 from longtail.posthoc.solver.sgd import train_parameters
 
 
@@ -90,8 +95,7 @@ class CRT(NewHead):
 
     def check_settings(self) -> None:
         choose("solver", self.solver, ("exact", "sgd"))
-        check_solver(self.tolerance, self.max_iter, self.ridge)
-        check_sgd(self.batch_size, self.lr, self.seed)
+        check_numbers(self)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         features = require_features(data.features, self)

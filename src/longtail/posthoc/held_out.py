@@ -31,6 +31,7 @@ DUPLICATES = 0.1  # share of the held-out rows that may equal training rows: dup
 NEAR = 0.05  # share of samples that are as close to a training sample by chance
 NEIGHBOURS_OF, NEIGHBOURS_AMONG = 300, 2000  # held-out samples that are compared, training samples of a class
 FEWEST_COMPARED, HALF_WAY = 20, 0.5
+OTHER_SCALE = 5.0  # ratio of the spread of training and held-out logits that no model has
 
 HOW_TO_HOLD_OUT = (
     "hold out a part of the training images (longtail train --validation 0.1; or --validation 0.02 --validation-from "
@@ -60,6 +61,7 @@ def compared_with_training(train: FitData, held_out: FitData, *, refuse: bool) -
     shared = samples_in_common(train, held_out)
     if not shared:
         _warn_of_near_duplicates(train, held_out)
+        _warn_of_another_scale(train, held_out)
         return held_out
     if refuse:
         raise UserError(
@@ -133,6 +135,24 @@ def _warn_of_near_duplicates(train: FitData, held_out: FitData) -> None:
             "other held-out samples",
             stacklevel=3,
         )
+
+
+def _warn_of_another_scale(train: FitData, held_out: FitData) -> None:
+    """Warn if held-out logits are much larger or smaller than training logits: a model makes both alike."""
+    usual, own = _spread(train), _spread(held_out)
+    if not usual / OTHER_SCALE <= own <= usual * OTHER_SCALE:
+        warnings.warn(
+            f"the held-out logits are {own / usual:.2g} times as large as the training logits: take both from the same "
+            "model, in the same units",
+            stacklevel=3,
+        )
+
+
+def _spread(data: FitData) -> float:
+    """Standard deviation of the logits of a sample, over evenly spaced samples."""
+    chosen = np.linspace(0, len(data.labels) - 1, min(len(data.labels), NEIGHBOURS_AMONG)).astype(np.int64)
+    logits = data.rows.read(chosen).double()
+    return float((logits - logits.mean(1, keepdim=True)).std(correction=0))
 
 
 def _nearness(queries: Tensor, pool: Tensor, positions: np.ndarray | None = None) -> np.ndarray:

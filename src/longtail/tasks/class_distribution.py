@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from longtail.data.images import FileImages
+from longtail.data.images import FileImages, warn_of_copies
 from longtail.data.splits import Splits, find_data, open_splits
 from longtail.metrics.scores import shot_groups, shot_names
 from longtail.metrics.table import SHOTS
@@ -125,6 +125,7 @@ def distribution(
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
     name = str(data) if str(data) in RECIPES else splits.name
     counts = splits.group_counts.numpy()
+    warn_of_copies(splits.train, validation=splits.validation, test=splits.test)
     missing = _missing(splits)
     source = splits.summary()
     if missing:
