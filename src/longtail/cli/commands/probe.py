@@ -168,7 +168,12 @@ def _print(options: Probe, scores: ProbeScores) -> None:
         display.line(f"logistic regression was left out: {scores.left_out}")
     display.line(f"written: {options.out} ({', '.join(sorted(path.name for path in options.out.glob('[!.]*')))})")
     if options.images.backbone is not None:
-        display.line(f"score it with: {command_on('evaluate', options.out, options.images.root)}")
+        display.line(f"next: {command_on('evaluate', options.out, options.images.root)}")
+    else:
+        display.line(
+            "logits are features @ weight.T + bias, of the classes in probe.json; --test NEW (without labels) predicts "
+            "new embeddings"
+        )
 
 
 def _estimates(balanced: Estimate | None, natural: Estimate | None, held_out: int) -> Table | str:
