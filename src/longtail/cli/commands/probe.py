@@ -154,6 +154,8 @@ def _print(options: Probe, scores: ProbeScores) -> None:
         f"{result.shrinkage:g} towards {towards}, scale {result.scale:.3f}; {result.seconds:.1f} s, "
         f"{result.passes} passes"
     )
+    for note in result.notes():
+        display.line(note)
     display.table(_estimates(result.balanced, result.natural, result.held_out))
     if scores.test:
         display.table(comparison_table("test", scores.test))
