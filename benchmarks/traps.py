@@ -214,7 +214,12 @@ def main() -> None:
             for door, answer in DOORS.items():
                 end, said = examine(lambda: answer(data, folder), data.test_labels, best[len(data.counts)])  # noqa: B023
                 expected = "correct" if what.startswith("sound") else "refused or warned"
-                words = said.removeprefix("longtail: ").removeprefix("warning: ").replace("|", "/")
+                words = (
+                    said.replace(f"{folder}/", "")
+                    .removeprefix("longtail: ")
+                    .removeprefix("warning: ")
+                    .replace("|", "/")
+                )
                 rows.append({"trap": what, "door": door, "expected": expected, "end": end, "said": words[:90]})
                 print(" | ".join(rows[-1].values()), flush=True)
     if any(row["end"] == "WRONG" or (row["end"] != "correct") == (row["expected"] == "correct") for row in rows):
