@@ -189,7 +189,7 @@ def read_stored(
     strength = described.chosen.get("strength", 1.0)
     if "strength" in described.chosen:
         title = f"{title.replace(' + limit', '')} at strength {strength:g}"
-    used = held_out.split == "validation" and (where.held_out or where.split == "validation")
+    used = held_out.split == "validation" and where.used_validation
     return Calibrated(
         title,
         logits(held_out),
