@@ -36,7 +36,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from longtail import MARC, Outputs
-from longtail.backbones.inference import BATCH
+from longtail.backbones import BATCH
 from longtail.data.imbalance import subsample_per_class
 from longtail.data.loading import Sampler, in_order, load
 from longtail.files.progress import Display

@@ -64,7 +64,7 @@ WHY = """
   code on the same. The paper reports one MARC number, which stands in all of its rows here.
 - **DisAlign** starts at the identity, with its authors' exponent 1.2; their released classification code starts
   elsewhere.
-- tau-norm, logit adjustment, HALO and Auto are not in the paper's CIFAR table.
+- tau-norm, logit adjustment and HALO are not in the paper's CIFAR table.
 """
 
 

@@ -19,7 +19,7 @@ import torch
 from common import cifar_root, processor_seconds, write_results
 
 from longtail import MARC
-from longtail.backbones.inference import BATCH
+from longtail.backbones import BATCH
 from longtail.data.loading import in_order, load
 from longtail.runs.folder import Run
 from longtail.runs.record import copy_released, find_released

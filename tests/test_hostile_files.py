@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import zipfile
-import zlib
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
@@ -18,7 +17,6 @@ import torch
 
 from longtail.backbones.weights import read_weights
 from longtail.config import BOUNDS, DataConfig, TrainConfig, from_dict, read_toml
-from longtail.data.images import FileImages, as_paths
 from longtail.data.listings import read_csv, read_list
 from longtail.errors import UserError
 from longtail.files.records import read_json
@@ -265,42 +263,6 @@ def test_a_header_of_lies_is_refused_by_the_command(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(ran) (w) file closefile\nshowpage\n"
-
-
-def flat_png(width: int, height: int) -> bytes:
-    """A PNG of one bit per pixel: a few kB, whatever its size."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    rows = zlib.compress(bytes(1 + -(-width // 8)) * min(height, 100), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-PICTURES = {
-    "postscript.png": lambda: POSTSCRIPT,  # Pillow would give it to Ghostscript
-    "large.png": lambda: flat_png(20_000, 20_000),
-    "wide.png": lambda: flat_png(2**31 - 1, 1),
-    "thin.png": lambda: flat_png(100_000_000, 1),  # resizing would take 16 bytes per column
-    "tall.png": lambda: flat_png(1, 100_000_000),  # and as many rows of the new width
-}
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures(tmp_path, monkeypatch, name, refused):
-    (tmp_path / name).write_bytes(PICTURES[name]())
-    program = tmp_path / "gs"  # stands for every program that a picture might be given to
-    program.write_text(f"#!/bin/sh\necho ran > {tmp_path / 'ran'}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    images = FileImages(labels=torch.zeros(1).long(), class_names=("a",), root=tmp_path, paths=np.array([name]))
-    images.header(0)
-    refused(lambda path: images.open(0), tmp_path / name)
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("names", [np.array("a"), np.array(["a"]), np.array([[1, 2], [3, 4]])])
 def test_class_names_of_saved_logits(tmp_path, names, refused):
     np.savez(tmp_path / "a.npz", logits=np.eye(3), labels=np.arange(3), class_names=names)
@@ -313,21 +275,6 @@ def test_every_setting_that_is_a_number_has_bounds():
         name for name, hint in hints.items() if {int, float} & {hint, *get_args(hint)} and get_origin(hint) is not dict
     }
     assert numbers == BOUNDS.keys()
-
-
-@pytest.mark.parametrize("names", [["a" * 5_000, "b"], ["a\0b", "b"], ["a\0"]])
-def test_names_that_are_no_paths(names):
-    with pytest.raises(UserError, match="cannot be a path") as error:
-        as_paths(names)
-    assert len(str(error.value)) < 200
-
-
-def test_one_long_path_does_not_make_all_paths_long():
-    """An array of text would take 2 GB."""
-    paths = as_paths(["a" * 4_000, *["b"] * 130_000])
-    assert paths.dtype == object
-    assert paths[[0, 1]].tolist() == ["a" * 4_000, "b"]
-    assert as_paths(["a", "bc"]).dtype.kind == "U"
 
 
 def test_data_that_are_named_twice_are_one_line(tmp_path, capfd):

@@ -26,9 +26,11 @@ from sklearn.utils.validation import check_is_fitted, check_memory, column_or_1d
 
 from longtail.errors import UserError
 from longtail.posthoc.base import PostHoc, unfitted
+from longtail.posthoc.gate import FitWarning
 from longtail.posthoc.marc import MARC
 
 FOLDS = 5
+ENOUGH = 50  # samples: that a classifier makes no error on fewer is no sign that it has seen them
 SMALLEST_PROBABILITY = 1e-6  # lower bound, so that a class with probability 0 has a finite logit
 
 
@@ -132,7 +134,15 @@ class CalibratedLongTail(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise UserError(
                 f"class {unknown[0]} of y is not known to the estimator, whose classes are {self.classes_.tolist()[:6]}"
             )
-        return self._logits(X), np.searchsorted(self.classes_, y)
+        logits, codes = self._logits(X), np.searchsorted(self.classes_, y)
+        if len(codes) >= ENOUGH and (logits.argmax(1) == codes).all():
+            warnings.warn(
+                f"the estimator classifies all {len(codes):,} samples correctly: if it was trained on them, pass other "
+                "samples, or leave cv out",
+                FitWarning,
+                stacklevel=3,
+            )
+        return logits, codes
 
     def _logits(self, X: Any) -> np.ndarray:
         response = _response(self.estimator_)

@@ -6,8 +6,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from longtail.backbones import BACKBONES, build_backbone, num_features
-from longtail.backbones.inference import folded
+from longtail.backbones import BACKBONES, build_backbone, folded, num_features
 from longtail.backbones.resnet import CifarResNet
 from longtail.backbones.weights import load_backbone, read_weights
 from longtail.errors import UserError

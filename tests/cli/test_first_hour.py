@@ -80,9 +80,11 @@ def test_a_broken_image_is_named_before_anything_is_written(capsys, photos, tmp_
 def test_a_run_is_not_replaced_unless_asked(capsys, photos, tmp_path):
     words = ("train", photos, "--out", tmp_path / "run", "--epochs=1", "--workers=0", "--device=cpu")
     assert run(capsys, *words)[0] == 0
-    code, _, said = run(capsys, *words)
-    assert code == 2
-    assert "holds a run already; continue with --resume, replace it with --overwrite or choose another --out" in said
+    for more in ((), ("--minutes=1",)):
+        code, _, said = run(capsys, *words, *more)
+        assert code == 2
+        assert "run already; continue with --resume, replace it with --overwrite or choose another --out" in said
+        assert " here" not in said  # before any trial
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     code, _, said = run(capsys, *words, "--overwrite")
     assert code == 2

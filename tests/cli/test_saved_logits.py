@@ -47,3 +47,13 @@ def test_labels_in_another_column_and_as_names(table, tmp_path, capsys):
 def test_what_is_no_label_is_named(table, tmp_path, capsys, names, more, message):
     assert main(["calibrate", table("species", names), "--out", str(tmp_path / "out"), *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_test_samples_that_the_method_was_fitted_on_are_named(table, tmp_path, capsys):
+    path, kept = table("label", "012"), tmp_path / "kept.csv"
+    lines = (tmp_path / "label.csv").read_text().splitlines(keepends=True)
+    kept.write_text("".join(lines[:1] + lines[1::2]))
+    (tmp_path / "new.csv").write_text("".join(lines[:1] + lines[2::2]))
+    for test, is_used in ((path, True), (str(tmp_path / "new.csv"), False)):
+        assert main(["calibrate", str(kept), "--test", test, "--out", str(tmp_path / "out"), "--overwrite"]) == 0
+        assert ("MARC was fitted or chosen on the test images" in capsys.readouterr().err) == is_used

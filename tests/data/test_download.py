@@ -82,6 +82,14 @@ def test_a_later_call_goes_on_too(server, tmp_path):
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
+def test_a_link_in_place_of_the_partial_file_is_not_written_through(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "file.bin.part").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"file.bin.part is a link"):
+        fetch("http://127.0.0.1:9/file.bin", tmp_path / "file.bin", MD5, QUIET)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_a_server_that_cannot_resume_sends_everything(server, tmp_path):
     (tmp_path / "file.bin.part").write_bytes(b"something else")
     server.ranges = False

@@ -1,6 +1,8 @@
 """Pictures of every kind come out as people see them."""
 
 import os
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -100,3 +102,39 @@ def test_cut_and_damaged_images_are_one_line(tmp_path):
                 said.append(str(error))
     assert len(said) > len(whole) // 97
     assert all(len(line.splitlines()) == 1 for line in said)
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(ran) (w) file closefile\nshowpage\n"
+
+
+def flat_png(width: int, height: int) -> bytes:
+    """A PNG of one bit per pixel: a few kB, whatever its size."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(1 + -(-width // 8)) * min(height, 100), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+PICTURES = {
+    "postscript.png": lambda: POSTSCRIPT,  # Pillow would give it to Ghostscript
+    "large.png": lambda: flat_png(20_000, 20_000),
+    "wide.png": lambda: flat_png(2**31 - 1, 1),
+    "thin.png": lambda: flat_png(100_000_000, 1),  # resizing would take 16 bytes per column
+    "tall.png": lambda: flat_png(1, 100_000_000),  # and as many rows of the new width
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures(tmp_path, monkeypatch, name, refused):
+    (tmp_path / name).write_bytes(PICTURES[name]())
+    program = tmp_path / "gs"  # stands for every program that a picture might be given to
+    program.write_text(f"#!/bin/sh\necho ran > {tmp_path / 'ran'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    images = FileImages(labels=torch.zeros(1).long(), class_names=("a",), root=tmp_path, paths=np.array([name]))
+    images.header(0)
+    refused(lambda path: images.open(0), tmp_path / name)
+    assert not (tmp_path / "ran").exists()

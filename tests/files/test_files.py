@@ -13,7 +13,6 @@ import pytest
 
 from longtail.errors import UserError
 from longtail.files.atomic import (
-    cache_folder,
     locked_folder,
     remove_unfinished,
     replacing,
@@ -22,10 +21,8 @@ from longtail.files.atomic import (
     write_json,
     write_text,
 )
-from longtail.files.reading import expanded
-from longtail.files.records import append_line, keep_lines, read_lines
+from longtail.files.records import append_line
 from longtail.files.tensors import create, read
-from longtail.launch import env_number
 
 ANY = ("*",)
 
@@ -284,38 +281,6 @@ def test_links_that_lead_in_a_circle_are_one_line(tmp_path):
         write_text(tmp_path / "loop", "text")
 
 
-ENTRIES = [{"step": 1, "loss": 0.1}, {"step": 2, "text": "é"}, {"step": 3}]
-
-
-@pytest.fixture
-def journal(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for entry in ENTRIES:
-        append_line(path, entry)
-    return path
-
-
-def test_a_journal_line_torn_anywhere_is_skipped_and_cut(journal, tmp_path):
-    assert read_lines(tmp_path / "none") == []
-    whole = journal.read_bytes()
-    begin = whole.rindex(b"\n", 0, -1) + 1
-    for end in range(begin, len(whole)):
-        journal.write_bytes(whole[:end])
-        assert read_lines(journal) == ENTRIES[:2]
-        keep_lines(journal, read_lines(journal))
-        append_line(journal, ENTRIES[2])
-        assert journal.read_bytes() == whole
-
-
-@pytest.mark.parametrize("line", ["{", "null", "[" * 100_000, "\udcff"])
-def test_a_damaged_journal_line_is_named(journal, line):
-    lines = journal.read_bytes().splitlines()
-    lines[1] = line.encode(errors="surrogateescape")
-    journal.write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: line 2 is not what was written"):
-        read_lines(journal)
-
-
 def test_a_line_without_space_leaves_the_journal_as_it_was(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_line(path, {"text": "x" * 900})
@@ -323,27 +288,3 @@ def test_a_line_without_space_leaves_the_journal_as_it_was(tmp_path):
     with small_files(), pytest.raises(UserError, match=r"cannot write .*metrics.jsonl: File too large"):
         append_line(path, {"text": "y" * 900})
     assert path.read_bytes() == before
-
-
-def test_a_message_keeps_both_ends_whatever_it_quotes():
-    said = str(UserError(f"prior.csv, line 3: found {'x' * 10_000}; write class,weight"))
-    assert len(said) == 1203
-    assert said.startswith("prior.csv, line 3: found xxx")
-    assert said.endswith("xxx; write class,weight")
-
-
-def test_numbers_of_processes_that_cannot_be(monkeypatch):
-    for text in ("-1", "\u00b2", "9" * 5000, "abc", "0"):
-        monkeypatch.setenv("WORLD_SIZE", text)
-        with pytest.raises(UserError, match="WORLD_SIZE is .*set a whole number"):
-            env_number("WORLD_SIZE", 1)
-
-
-@pytest.mark.parametrize("find", [cache_folder, lambda: expanded("~/photos"), lambda: expanded("~no-such-user/a")])
-def test_a_user_without_a_home_is_told_what_to_do(monkeypatch, find):
-    """As in containers that run under a number of no user."""
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.delenv("LONGTAIL_CACHE", raising=False)
-    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
-    with pytest.raises(UserError, match=r"set LONGTAIL_CACHE|give the whole path"):
-        find()

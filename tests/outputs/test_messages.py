@@ -132,3 +132,18 @@ def test_what_gives_no_batches(loader, kind):
     for call in (longtail.calibrate, longtail.extract):
         with pytest.raises(UserError, match=f"a {kind} gives no batches; pass a DataLoader or a list of batches"):
             call(net(), loader, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        made("Normalised", lambda m, x: m.head((x - x.mean(0)) / x.std(0)), head=nn.Linear(4, 3)),
+        nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)),
+    ],
+    ids=["formula", "batch-norm"],
+)
+def test_logits_that_depend_on_the_rest_of_the_batch_are_warned_of(model):
+    x, y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)) + 2, torch.arange(24) % 3
+    with pytest.warns(UserWarning, match="depend on the rest of the batch"):
+        longtail.extract(model, [(x, y)], progress=False)
+    longtail.extract(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3)), [(x, y)], progress=False)

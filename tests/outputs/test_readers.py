@@ -4,6 +4,7 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
 
+from longtail import HALO
 from longtail.errors import UserError
 from longtail.outputs.readers import read_held_out, read_outputs
 from longtail.outputs.record import Outputs
@@ -103,10 +104,43 @@ def test_held_out_files_serve_as_what_they_are_given_for(tmp_path):
     assert outputs.split == "test"
     assert read_held_out(write(tmp_path, "npz"), "test", train).class_counts.tolist() == [500, 60, 8]
     np.savez(tmp_path / "two.npz", logits=LOGITS[:, :2], labels=LABELS % 2)
-    with pytest.raises(UserError, match=r"two\.npz has 2 classes, the training logits have 3"):
+    with pytest.raises(UserError, match=r"two\.npz: 2 classes, where the training samples have 3"):
         read_held_out(tmp_path / "two.npz", "test", train)
     with pytest.raises(UserError, match="has labels of its own"):
         read_outputs(tmp_path / "held-out.safetensors", tmp_path / "y.npy")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("dog", "cat", "eel"),
+            "the same classes in another order than the training samples: column 0 is dog, and cat",
+        ),
+        (("cat", "dog", "hen"), "other classes than the training samples: column 2 is hen, and eel in training"),
+        (("cat", "dog", "eel"), None),
+        (("0", "1", "2"), None),  # numbers of columns are no names
+    ],
+)
+def test_held_out_classes_are_those_of_training_in_the_same_order(tmp_path, names, message):
+    train = Outputs(LABELS, np.array([500, 60, 8]), logits=LOGITS, class_names=("cat", "dog", "eel"))
+    rows = [",".join(map(str, [*logits, label])) for logits, label in zip(LOGITS.tolist(), LABELS, strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join([",".join([*names, "y"]), *rows]))
+    if message is None:
+        assert read_held_out(tmp_path / "a.csv", "test", train).class_names == ("cat", "dog", "eel")
+        return
+    with pytest.raises(UserError, match=rf"a\.csv: {message}"):
+        read_held_out(tmp_path / "a.csv", "test", train)
+    np.savez(tmp_path / "a.npz", logits=LOGITS, labels=LABELS, class_names=names)
+    validation = read_outputs(tmp_path / "a.npz", split="validation")
+    with pytest.raises(UserError, match=message):
+        HALO().fit(train, validation=validation)
+
+
+def test_columns_that_are_numbered_in_another_order_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("2,1,0,label\n0.1,0.2,0.3,0\n")
+    with pytest.raises(UserError, match="the columns of the logits are not in the order of the classes: 2, 1, 0"):
+        read_outputs(tmp_path / "a.csv")
 
 
 def test_counts_that_are_no_counts_are_refused(tmp_path):

@@ -127,6 +127,10 @@ def test_the_coverage_of_one_network_is_nearer_to_the_promise_than_its_rarest_cl
             missed.append(np.mean([sets[labels == label, label].mean() for label in range(10)]) - 0.9)
     assert abs(np.mean(off[True])) < 0.02
     assert np.std(off[True]) < 0.75 * np.std(off[False])
+    # What is printed of the uncertainty is not less than what is met: nothing is gained by expected samples.
+    own = [SetScores.of(softmax(held - log_prior, axis=1), y, calibrated=calibrated) for calibrated in off]
+    assert len({scores.effective_number for scores in own}) == 1
+    assert np.std(off[True]) < np.sqrt(0.09 / own[0].effective_number)
 
 
 def test_what_cannot_be_promised_is_refused():

@@ -7,8 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from longtail import Outputs
 from longtail.errors import UserError
 from longtail.posthoc import CRT
-from longtail.posthoc.lws import balanced_weights
-from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
+from longtail.posthoc.solver.linear import LinearProblem, balanced_weights, class_statistics, plain_penalty
 
 
 def clouds(seed=0, counts=(200, 60, 15)):

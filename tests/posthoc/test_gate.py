@@ -181,6 +181,16 @@ def test_few_held_out_samples_pass():
         HALO().fit(logits, y, validation=(held, labels))
 
 
+def test_held_out_samples_of_the_larger_classes_alone_pass():
+    """That the others are expected more often is no harm to them."""
+    logits, y = samples((2000, 300, 30, 10), strength=2.0)
+    held, labels = samples((1000, 200), strength=2.0, seed=3)
+    held = np.concatenate([held, np.random.default_rng(0).normal(size=(1200, 2)) + np.log([30, 10])], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FitWarning)
+        HALO().fit(logits, y, validation=(held, labels))
+
+
 def test_more_numbers_than_samples_are_warned_of():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(20), 10)

@@ -235,7 +235,7 @@ def test_classes_without_unseen_samples_are_left_out_of_its_softmax(golden_case)
     )
     halo = HALO(tolerance=1e-9).fit(train, validation=head_only)
     assert halo.missing_.tolist() == [6, 7, 8, 9, 10, 11]
-    assert halo.held_out_ == "a stack of heads; 69 held-out samples, none of class 6, 7, 8, 9, 10 and 1 more"
+    assert halo.held_out_ == "a mixture of three heads; 69 held-out samples, none of class 6, 7, 8, 9, 10 and 1 more"
     features = head_only.features
     eta = head_only.logits
     scores = [eta, *((features @ head.weight.T + head.bias) - eta for head in halo.heads_.values())]
@@ -345,7 +345,7 @@ def test_cross_fitting_helps_where_the_head_has_fitted_its_samples(frozen):
     train, test = frozen
     assert (train.logits.argmax(1) == train.labels).mean() == 1
     halo = HALO(held_out="cross-fit").fit(train)
-    assert halo.held_out_ == "a stack of heads; cross-fitted in 5 folds on 238 samples"
+    assert halo.held_out_ == "a mixture of three heads; cross-fitted in 5 folds on 238 samples"
     scores = {
         name: evaluate(logits, test.labels, test.class_counts)
         for name, logits in {

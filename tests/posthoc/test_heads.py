@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.halo.heads import balanced_head, lda_head, spread
-from longtail.posthoc.lws import balanced_weights
-from longtail.posthoc.solver.linear import ClassStatistics, LinearHead, StackedHeads, class_statistics
+from longtail.posthoc.solver.linear import ClassStatistics, LinearHead, StackedHeads, balanced_weights, class_statistics
 
 from .conftest import FEATURES, HEAD, LABELS, LOGITS, RNG, TARGET
 

@@ -79,6 +79,14 @@ def test_copies_with_noise_are_warned_of_and_new_samples_are_not(width):
         require_unseen(samples(features, y), samples(copies, y[:200]))
 
 
+def test_held_out_logits_in_other_units_are_warned_of():
+    labels = np.repeat([0, 1], [60, 40])
+    train, new = (from_arrays(RNG.normal(size=(100, 2)) + 2 * np.eye(2)[labels], labels) for _ in range(2))
+    require_unseen(train, new)
+    with pytest.warns(UserWarning, match="held-out logits are 3e[+]02 times as large as the training logits"):
+        compared_with_training(train, from_arrays(new.rows.array * 300, labels), refuse=True)
+
+
 @pytest.mark.parametrize("method", [MARC("auto"), TauNorm(), LogitAdjustment("auto"), TemperatureScaling()])
 def test_what_is_chosen_or_fitted_on_held_out_images_refuses_training_images(method):
     rows, labels = RNG.normal(size=(40, 3)), np.arange(40) % 3

@@ -110,7 +110,7 @@ def test_gradient_and_blocks_are_derivatives_of_the_value():
     np.testing.assert_allclose(gradient, np.array(values) / 2e-2, atol=2e-4)
     slopes = [problem.value_and_gradient(x + s)[1] - problem.value_and_gradient(x - s)[1] for s in steps]
     hessian = np.array(slopes) / 2e-2
-    value, same, blocks = problem.with_blocks(x)
+    [(value, same)], blocks = problem.with_blocks(x)
     assert value == problem.value_and_gradient(x)[0]
     np.testing.assert_array_equal(same, gradient)
     np.testing.assert_allclose(blocks.aa, hessian.diagonal()[:4], atol=1e-3)

@@ -8,13 +8,12 @@ from sklearn.exceptions import ConvergenceWarning
 
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.inputs import from_arrays
-from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.platt import _OneVersusRest
 from longtail.posthoc.scaling import _MatrixProblem
 from longtail.posthoc.solver import Problem, minimise
 from longtail.posthoc.solver.affine import AffineProblem
 from longtail.posthoc.solver.lbfgs import Blocks
-from longtail.posthoc.solver.linear import LinearProblem, class_statistics, plain_penalty
+from longtail.posthoc.solver.linear import LinearProblem, balanced_weights, class_statistics, plain_penalty
 
 from .conftest import FEATURES, LABELS, LOGITS, RNG, TARGET, check_gradient
 
@@ -39,7 +38,7 @@ def test_the_affine_problem_is_its_formula(shifts):
     expected = point.grad.numpy() * (1 if shifts else np.repeat([1, 0], 4))
     np.testing.assert_allclose(gradient, expected, rtol=1e-9)
     hessian = torch.autograd.functional.hessian(plain, torch.from_numpy(x)).numpy()
-    *same, found = problem.with_blocks(x)
+    [same], found = problem.with_blocks(x)
     assert same[0] == pytest.approx(value)
     np.testing.assert_allclose(same[1], gradient)
     aa, ab, bb = found.aa, found.ab, found.bb
@@ -76,7 +75,7 @@ def test_problems_of_other_methods_have_the_gradient_of_their_value():
     identity = np.repeat([1.0, 0.0], 4)
     plain = F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / 19
     assert value == pytest.approx(plain.item() + 0.1 * (x - identity) @ (x - identity))
-    blocks = platt.with_blocks(x)[2]
+    blocks = platt.with_blocks(x)[1]
     for place, block in ((0, blocks.aa), (4, blocks.bb)):
         step = 1e-6 * np.eye(8)[place]
         change = platt.value_and_gradient(x + step)[1] - platt.value_and_gradient(x - step)[1]
@@ -92,7 +91,7 @@ class Line(Problem):
     paired = True
 
     def with_blocks(self, x):
-        return *self.value_and_gradient(x), Blocks(np.ones(1), np.zeros(1), np.ones(1), reach=np.full(1, np.inf))
+        return [self.value_and_gradient(x)], Blocks(np.ones(1), np.zeros(1), np.ones(1), reach=np.full(1, np.inf))
 
     def value_and_gradient(self, x):
         return 0.5 * float(x @ x) + 1.0, x.copy()

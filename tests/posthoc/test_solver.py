@@ -31,13 +31,10 @@ class Quadratic(Problem):
         noise = self.noise * np.sin(1e9 * x.sum()) if self.noise else 0.0
         return value + 1.0 + noise, gradient
 
-    def with_blocks(self, x):
-        return *self.value_and_gradient(x), Blocks(self.aa, self.ab, self.bb, np.full(len(self.aa), np.inf))
-
-    def with_start(self, start, x):
-        here = self.value_and_gradient(start)
-        self.calls -= 1  # one pass for both
-        return here, self.with_blocks(x)
+    def with_blocks(self, *points):
+        values = [self.value_and_gradient(x) for x in points]
+        self.calls -= len(points) - 1  # one pass for all
+        return values, Blocks(self.aa, self.ab, self.bb, np.full(len(self.aa), np.inf))
 
 
 class Unpaired(Quadratic):
@@ -135,11 +132,11 @@ def test_a_known_flat_direction_costs_nothing():
             gradient = np.concatenate([d[:30], b - b.mean()]) + 1e-6 * d
             return 0.5 * d @ gradient + 1.0, gradient
 
-        def with_blocks(self, x):
+        def with_blocks(self, *points):
             flat = np.repeat([0.0, 1.0], 30)
             ones = np.ones(30)
             blocks = Blocks(ones, 0 * ones, ones, np.inf * ones, *((flat, 1e-6) if self.known else ()))
-            return *self.value_and_gradient(x), blocks
+            return [self.value_and_gradient(x) for x in points], blocks
 
     known, unknown = Flat(), Flat()
     unknown.known = False
@@ -163,7 +160,7 @@ def test_steps_beyond_the_reach_of_the_blocks_are_damped():
         def with_blocks(self, x):
             p = 1 / (1 + np.exp(-x))
             a, b = np.split(p * (1 - p), 2)
-            return *self.value_and_gradient(x), Blocks(a, 0 * a, b, np.sqrt(b))
+            return [self.value_and_gradient(x)], Blocks(a, 0 * a, b, np.sqrt(b))
 
     problem = Logistic()
     solution = minimise(problem, np.full(8, 12.0), tolerance=1e-8)

@@ -83,7 +83,11 @@ def test_numbers_of_the_page_are_those_of_the_summary(real_summary):
 def test_scores_on_images_that_a_method_was_fitted_on_are_marked(real_summary, tmp_path):
     caution = "They are on images that the method was fitted on."
     text = write_page(real_summary, replace(CONTEXT, caution=caution), tmp_path / "index.html").read_text()
-    assert f"Measured on 5,000 test images, which the network was not trained on. {caution}</p>" in text
+    assert f"Measured on 5,000 test images, which the network was not trained on. {caution}" in text
+    tried = [Tried("marc", -0.5, Interval(0.08, 0.06, 0.1), 0.8)]
+    context = replace(CONTEXT, caution=caution, diagnosis=DiagnosisFile("model", "validation", "", tried, 5000, "marc"))
+    text = write_page(real_summary, context, tmp_path / "index.html").read_text()
+    assert f"{caution} There longtail diagnose expects +8.0 [+6.0, +10.0] points of balanced accuracy." in text
 
 
 # Boxes of the parts of the first screen.
@@ -96,7 +100,7 @@ FIRST_SCREEN = """() => Object.fromEntries(["h1", "#verdict", "#cards", "#accura
 def check_first_screen(page, summary, *, wide):
     """What a reader sees without scrolling at 1366 x 768 and on a phone."""
     boxes = page.evaluate(FIRST_SCREEN)
-    assert page.locator("#verdict").inner_text() == verdict(summary)
+    assert page.locator("#verdict").inner_text().replace("\xa0", " ") == verdict(summary)
     assert page.locator("#cards .card").count() == 3
     assert page.locator("details[open]").count() == 0
     if wide:
@@ -416,7 +420,7 @@ def test_command_on_saved_logits(capsys, tmp_path, cifar_features):
         (["{tmp}/a.npz"], "needs --test FILE"),
         (
             ["{tmp}/a.npz", "--test", "{tmp}/b.npz", "--out", "{tmp}/o"],
-            "b.npz has 3 classes, the training logits have 2",
+            "b.npz: 3 classes, where the training samples have 2",
         ),
         (["{tmp}/a.npz", "{tmp}/b.npz"], "takes one file"),
         (["{tmp}", "--test", "{tmp}/b.npz"], "--test applies only to saved logits, and"),

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from PIL import Image
 import longtail
 from longtail.cli.main import main
 from longtail.errors import UserError
-from longtail.tasks.class_distribution import gini
+from longtail.tasks.class_distribution import distribution, gini
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def test_a_recipe_shows_all_its_training_images_as_evaluation_counts_them(digits
         "few": {"classes": 5, "images": 44},
     }
     assert shown["imbalance_factor"] == 38
+    assert "38.0 (30 before class sizes are rounded down)" in distribution("digits-lt").imbalance_text
 
 
 def test_a_folder_of_classes_as_it_is(photos, capsys):
@@ -46,6 +48,14 @@ def test_a_folder_with_splits(photos, tmp_path):
     (tmp_path / "set").mkdir()
     photos.rename(tmp_path / "set" / "train")
     assert longtail.distribution(tmp_path / "set").class_counts.tolist() == [3, 1, 6]
+
+
+def test_test_files_that_are_copies_of_training_files_are_warned_of(photos, tmp_path):
+    (tmp_path / "set").mkdir()
+    photos.rename(tmp_path / "set" / "train")
+    shutil.copytree(tmp_path / "set" / "train", tmp_path / "set" / "test")
+    with pytest.warns(UserWarning, match="10 of 10 test images are copies of training images"):
+        longtail.distribution(tmp_path / "set")
 
 
 def test_a_list_needs_no_images_and_may_have_gaps(tmp_path):

@@ -103,6 +103,7 @@ class Unfolded(PriorShift):
     [
         (Squashed(), "cannot store the head of Squashed, a Sequential"),
         (Unfolded(), "Unfolded cannot be folded into the head of .*: the new network would not give the logits"),
+        (Unfolded(1e-3), "Unfolded cannot be folded"),  # however little it changes
     ],
 )
 def test_a_head_that_no_run_folder_can_hold_is_refused(digits_copy, method, message):

@@ -18,14 +18,14 @@ def test_commands_choose_temper_and_go_back_to_the_origin(digits_copy, capsys):
     assert "natural" in printed["test"]["after"]
     # What the method inside has fitted, and on what, is recorded too; the model card says it.
     held_out = json.loads((digits_copy / "halo" / "calibration.json").read_text())["method_"]["held_out_"]
-    assert held_out.startswith("a stack of heads; 36 held-out samples")
+    assert held_out.startswith("a mixture of three heads; 36 held-out samples")
     assert f"not seen: {held_out}." in model_card(Run.open(digits_copy / "halo"))
     capsys.readouterr()
     # A calibrated run: the original is calibrated.
     assert main(["calibrate", str(digits_copy / "halo"), "--method", "halo", "--overwrite"]) == 0
     printed = capsys.readouterr()
     assert "is calibrated already (HALO + temperature): calibrating" in printed.err + printed.out
-    assert "fitted on a stack of heads;" in printed.err + printed.out
+    assert "fitted: a mixture of three heads;" in printed.err + printed.out
     origin = json.loads((digits_copy / "halo" / "run.json").read_text())["calibration"]
     assert origin["run"] == str(digits_copy)
     assert "right for equal classes" not in printed.err + printed.out

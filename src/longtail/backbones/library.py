@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from longtail.backbones.inference import evaluating
+from longtail.backbones import evaluating
 from longtail.backbones.weights import load_backbone
 from longtail.data.splits import IMAGENET
 from longtail.errors import UserError

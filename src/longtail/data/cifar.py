@@ -36,7 +36,7 @@ from longtail.data.tables import ReadSplits
 from longtail.errors import UserError
 from longtail.files.atomic import NO_SPACE, cache_folder
 from longtail.files.progress import Display
-from longtail.files.reading import expanded, read_bytes, read_text, reading, require_file
+from longtail.files.reading import expanded, read_bytes, read_text, reading, require_file, require_plain
 
 MAX_BYTES = 1 << 28  # of a pickle; the largest file of CIFAR has 155 MB
 MAX_NAMES_BYTES = 1 << 20  # of the pickle with the class names
@@ -253,6 +253,7 @@ def fetch(url: str, path: Path, md5: str, display: Display, *, pause: float = 1.
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
+    require_plain(partial)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             _transfer(url, partial, display)

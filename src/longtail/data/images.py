@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_NAMED = 5  # broken images in an error
+MAX_COMPARED = 300  # images of a held-out split that are compared with the training images
 MAX_PATH = 4096  # characters
 MAX_PATH_BYTES = 1 << 29  # of all paths of a set, if the shortest took as much memory as the longest
 SKIP = "(--skip-broken skips such images)"
@@ -218,12 +220,33 @@ class FileImages(DecodedImages):
     def source(self, index: int) -> Path:
         return regular_file(self.path(index))
 
+    def copies_of(self, others: FileImages, rows: np.ndarray) -> int:
+        """How many of the images `rows` are copies of other images, byte by byte."""
+        sizes = {file_state(self.path(int(row)))[1] for row in rows}
+        alike = (path for path in map(others.path, range(len(others))) if file_state(path)[1] in sizes)
+        known = {_content(path) for path in alike}
+        return sum(_content(self.path(int(row))) in known for row in rows)
+
     def _samples(self) -> bytes:
         sized = (f"{path} {file_state(self.root / str(path))[1]}" for path in self.paths)
         return "\0".join(sized).encode(errors="replace")
 
     def state(self) -> bytes:
         return json.dumps([file_state(self.path(index)) for index in range(len(self))]).encode()
+
+
+def warn_of_copies(train: Images, **held_out: Images | None) -> None:
+    """Warn of held-out files that are copies of training images: scores on them say little about new images."""
+    for split, images in held_out.items():
+        if not isinstance(train, FileImages) or not isinstance(images, FileImages):
+            continue
+        rows = np.linspace(0, len(images) - 1, min(len(images), MAX_COMPARED)).astype(int)
+        if (copies := images.copies_of(train, rows)) > 0.02 * len(rows):
+            warnings.warn(
+                f"{copies} of {len(rows)} {split} images are copies of training images (equal files): scores on them "
+                "are higher than on new images; remove them from one of the two splits",
+                stacklevel=2,
+            )
 
 
 def as_paths(paths: Sequence[str]) -> np.ndarray:
@@ -234,6 +257,14 @@ def as_paths(paths: Sequence[str]) -> np.ndarray:
     # Every entry of an array of text takes as much memory as the longest.
     longest = max(map(len, paths), default=0)
     return np.array(paths, object if 4 * longest * len(paths) > MAX_PATH_BYTES else str)
+
+
+def _content(path: Path) -> bytes:
+    """A digest of a file, or its path if it cannot be read, which is reported elsewhere."""
+    try:
+        return hashlib.sha256(regular_file(path).read_bytes()).digest()
+    except OSError:
+        return str(path).encode(errors="replace")
 
 
 def regular_file(path: Path) -> Path:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -53,35 +54,37 @@ def silence(stream: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+@dataclass
 class Task:
-    """One job with a total number of units, such as images."""
+    """One job with a total number of units, such as images; `first` of them were done before it began."""
 
-    def __init__(self, display: Display, title: str, total: int, done: int, unit: str) -> None:
-        self.title = title
-        self.total = total
-        self.done = self.first = done
-        self.unit = unit
-        self.note = ""
-        self._display = display
-        self._start = self._last_line = time.monotonic()
-        self._bar: Progress | None = None
+    display: Display
+    title: str
+    total: int
+    done: int
+    first: int
+    unit: str
+    bar: Progress | None = None
+    note: str = ""
+    start: float = field(default_factory=time.monotonic)
+    last_line: float = field(default_factory=time.monotonic)
 
     def advance(self, amount: int, note: str = "") -> None:
         """Add `amount` to the units that are done; `note` is shown beside the bar."""
         self.done += amount
         self.first = min(self.first, self.done)  # a resumed job may continue from an earlier point
         self.note = note or self.note
-        if self._bar:
+        if self.bar:
             speed = f"{self.speed:.0f} {self.unit}/s"
-            self._bar.update(self._bar.task_ids[0], completed=self.done, speed=speed, note=self.note)
-        elif time.monotonic() - self._last_line > LINE_SECONDS:
-            self._last_line = time.monotonic()
-            self._display.line(self.describe())
+            self.bar.update(self.bar.task_ids[0], completed=self.done, speed=speed, note=self.note)
+        elif time.monotonic() - self.last_line > LINE_SECONDS:
+            self.last_line = time.monotonic()
+            self.display.line(self.describe())
 
     @property
     def speed(self) -> float:
         """Units per second since the task was opened."""
-        return (self.done - self.first) / max(time.monotonic() - self._start, 1e-9)
+        return (self.done - self.first) / max(time.monotonic() - self.start, 1e-9)
 
     def describe(self) -> str:
         """Share that is done, speed, and time to the end at the speed so far."""
@@ -110,7 +113,7 @@ class Display:
     @contextmanager
     def task(self, title: str, total: int, *, done: int = 0, unit: str = "images") -> Iterator[Task]:
         """A progress bar in a terminal or a notebook, a line every few seconds elsewhere."""
-        task = Task(self, title, total, done, unit)
+        task = Task(self, title, total, done, done, unit)
         # A notebook without ipywidgets would show an empty bar.
         shows_bar = find_spec("ipywidgets") is not None if self.error.is_jupyter else sys.stderr.isatty()
         if self.quiet or not shows_bar:
@@ -118,7 +121,7 @@ class Display:
             return
         with Progress(*_columns(self.error.width), console=self.error) as bar:
             bar.add_task(title, total=total, completed=done, speed="", note="")
-            task._bar = bar
+            task.bar = bar
             yield task
 
 

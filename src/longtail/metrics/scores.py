@@ -21,6 +21,7 @@ from longtail.metrics.table import BINARY_SCORES, SHOTS
 from longtail.outputs.checks import as_label_matrix
 
 MANY, FEW = 100, 20
+SHOT_LIMITS = {"many": f"more than {MANY}", "medium": f"{FEW} to {MANY}", "few": f"fewer than {FEW}"}
 LISTED_CLASSES = 1000  # with more classes nearly all cells of a confusion matrix are 0
 CHUNK_ROWS = 1024
 
@@ -97,8 +98,8 @@ def shot_names(class_counts: np.ndarray) -> list[str]:
 
 def shot_accuracy(per_class: np.ndarray, class_counts: np.ndarray) -> dict[str, float | None]:
     """Mean accuracy of the classes in each group, None for an empty one."""
-    groups = shot_groups(class_counts).items()
-    return {name: _mean(per_class[mask]) for name, mask in groups}
+    groups = {name: per_class[mask & ~np.isnan(per_class)] for name, mask in shot_groups(class_counts).items()}
+    return {name: float(scores.mean()) if len(scores) else None for name, scores in groups.items()}
 
 
 def evaluate_predictions(
@@ -170,8 +171,8 @@ def ranking_scores(scores: np.ndarray, positive: np.ndarray) -> tuple[float | No
     """
     if not positive.any():
         return None, None
-    values, place, sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    hits = np.bincount(place, positive, minlength=len(values))
+    values, number, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    hits = np.bincount(number, positive, minlength=len(values))
     below = np.cumsum(sizes - hits) - (sizes - hits) / 2  # negatives below each value, half of the equal ones
     precision = np.cumsum(hits[::-1]) / np.cumsum(sizes[::-1])
     auc = None if positive.all() else float(hits @ below / (positive.sum() * (~positive).sum()))
@@ -192,10 +193,10 @@ def average_precision(scores: ArrayLike, labels: ArrayLike) -> np.ndarray:
         raise UserError(f"scores have shape {values.shape}, but labels {truth.shape}")
     if not np.isfinite(values).all():
         raise UserError(f"scores of row {int(np.argmin(np.isfinite(values).all(1)))} are not finite")
-    found = [
+    averages = [
         ranking_scores(column, positive)[1] for column, positive in zip(values.T, truth.T.astype(bool), strict=True)
     ]
-    return np.array([np.nan if one is None else one for one in found])
+    return np.array([np.nan if one is None else one for one in averages])
 
 
 def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndarray) -> Metrics:
@@ -209,6 +210,7 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
     )
     per_class = _share(right, of_class, of_class > 0)
     f1 = _share(2 * right, of_class + taken_for, of_class > 0)
+    scored, f1_scored = ([None if np.isnan(one) else float(one) for one in scores] for scores in (per_class, f1))
     places, samples = np.unique(labels * num_classes + predictions, return_counts=True)
     return Metrics(
         top1=float((predictions == labels).mean()),
@@ -219,8 +221,8 @@ def _evaluate(predictions: np.ndarray, labels: np.ndarray, class_counts: np.ndar
         nll=None,
         brier=None,
         ece=None,
-        per_class=_listed(per_class),
-        f1_per_class=_listed(f1),
+        per_class=scored,
+        f1_per_class=f1_scored,
         samples=len(labels),
         cells=np.stack([places // num_classes, places % num_classes, samples], axis=1),
     )
@@ -261,12 +263,3 @@ def _classes(values: ArrayLike, name: str) -> np.ndarray:
 def _share(part: np.ndarray, whole: np.ndarray, where: np.ndarray) -> np.ndarray:
     """`part / whole` where the mask is True, NaN elsewhere."""
     return np.divide(part, whole, out=np.full(len(whole), np.nan), where=where)
-
-
-def _mean(values: np.ndarray) -> float | None:
-    present = values[~np.isnan(values)]
-    return float(present.mean()) if len(present) else None
-
-
-def _listed(values: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in values]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from longtail.backbones.inference import BATCH
+from longtail.backbones import BATCH
 from longtail.data.labels import Key, as_class_numbers, dataset_labels, label_key
 from longtail.data.loading import Batch as ImageBatch
 from longtail.data.loading import quiet_about_workers

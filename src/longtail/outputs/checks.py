@@ -38,6 +38,24 @@ def as_logits(logits: Any) -> np.ndarray:
     return array
 
 
+def require_same_classes(train: Sequence[str], held_out: Sequence[str]) -> None:
+    """Raise if held-out samples have other classes (K names) than training samples, or in another order.
+
+    Names that are the numbers of the columns are no names: such samples fit any others with as many classes.
+    """
+    if len(held_out) != len(train):
+        raise UserError(f"{len(held_out)} classes, where the training samples have {len(train)}")
+    known = [tuple(names) for names in (train, held_out) if list(names) != [str(label) for label in range(len(names))]]
+    if len(set(known)) < 2:
+        return
+    label = next(label for label, names in enumerate(zip(*known, strict=True)) if len(set(names)) > 1)
+    same = "the same classes in another order" if set(train) == set(held_out) else "other classes"
+    raise UserError(
+        f"{same} than the training samples: column {label} is {held_out[label]}, and {train[label]} in training; "
+        "columns and class names must agree"
+    )
+
+
 def as_features(features: Any, size: int) -> np.ndarray:
     """Features (N, D), finite, one row per sample."""
     array = as_array(features)

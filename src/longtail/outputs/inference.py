@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from longtail.backbones.inference import evaluating
+from longtail.backbones import evaluating
 from longtail.distributed import World, find_device, group_of_caller
 from longtail.errors import UserError
 from longtail.files.progress import QUIET, Display

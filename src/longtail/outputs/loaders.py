@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
 
-from longtail.backbones.inference import BATCH
+from longtail.backbones import BATCH
 from longtail.data.augment import Transform
 from longtail.data.images import Images
 from longtail.data.labels import dataset_labels, training_labels

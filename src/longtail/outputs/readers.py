@@ -57,10 +57,7 @@ def read_outputs(
             f"{path} has no class_counts (K,), the training samples per class; add them, or give --train FILE"
         )
     try:
-        if "columns" in arrays:  # labels may be names that are headings of the logits
-            numbers = {name: number for number, name in enumerate(arrays["columns"]) if not name.isdecimal()}
-            arrays["labels"] = np.array([float(numbers.get(name, name)) for name in arrays["labels"].tolist()])
-        arrays = _with_two_logits(arrays)
+        arrays = _with_two_logits(_with_column_names(arrays))
         logits = np.asarray(as_logits(arrays["logits"]))
         truth = as_labels(arrays["labels"], logits.shape)[0].numpy()
         counts = np.bincount(truth, minlength=logits.shape[1])
@@ -76,9 +73,10 @@ def read_outputs(
 def read_held_out(path: Path, split: str, train: Outputs, label_column: str | None = None) -> Outputs:
     """Held-out outputs from a file: their split is `split`, and their class counts are those of the training set."""
     outputs = read_outputs(path, split=split, label_column=label_column)
-    if outputs.num_classes != train.num_classes:
-        raise UserError(f"{path} has {outputs.num_classes} classes, the training logits have {train.num_classes}")
-    return replace(outputs.with_counts_of(train), split=split)
+    try:
+        return replace(outputs.with_counts_of(train), split=split)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -217,6 +215,21 @@ def _label_name(path: Path, given: list[str], wanted: str | None) -> str | None:
     if name is None and wanted is not None:
         raise UserError(f"{path} has no labels called {wanted}; it has: {', '.join(given[:6])}")
     return name
+
+
+def _with_column_names(arrays: Arrays) -> Arrays:
+    """The headings of the logits of a table as class names; labels may be among them."""
+    headings = arrays.get("columns", [])
+    if len(set(headings)) < max(len(headings), 2):
+        return arrays
+    if all(heading.isdecimal() for heading in headings):
+        numbers = [int(heading) for heading in headings]
+        if numbers != sorted(numbers):
+            raise UserError(f"the columns of the logits are not in the order of the classes: {', '.join(headings[:8])}")
+        return arrays
+    places = {name: number for number, name in enumerate(headings) if not name.isdecimal()}
+    labels = np.array([float(places.get(name, name)) for name in arrays["labels"].tolist()])
+    return {**arrays, "labels": labels, "class_names": headings}
 
 
 def _with_two_logits(arrays: Arrays) -> Arrays:

@@ -22,7 +22,7 @@ from longtail.errors import UserError
 from longtail.files.records import FORMAT, as_record, format_of
 from longtail.files.tensors import as_array, create, read
 from longtail.heads.fold import gathered, unwrap
-from longtail.outputs.checks import require_possible_counts
+from longtail.outputs.checks import require_possible_counts, require_same_classes
 from longtail.outputs.rows import LogitRows
 
 KIND = "longtail outputs"
@@ -161,12 +161,14 @@ class Outputs:
         return LogitRows(self.features, weight, bias)
 
     def with_counts_of(self, train: Outputs) -> Outputs:
-        """A copy with the class counts of the training outputs and, if unknown here, their head."""
+        """A copy with the class counts of the training outputs and, if unknown here, their head and names."""
+        require_same_classes(train.names, self.names)
         head = self if self.head_weight is not None else train
         return replace(
             self,
             class_counts=train.class_counts,
             group_counts=train.group_counts,
+            class_names=self.class_names or train.class_names,
             head_weight=head.head_weight,
             head_bias=head.head_bias,
         )

@@ -23,9 +23,14 @@ from longtail.outputs.checks import Array
 from longtail.posthoc.affine import check_sgd, check_solver
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import FitData, require_features
-from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.solver import FitResult, minimise
-from longtail.posthoc.solver.linear import SINGLE_PRECISION, LinearProblem, class_statistics, plain_penalty
+from longtail.posthoc.solver.linear import (
+    SINGLE_PRECISION,
+    LinearProblem,
+    balanced_weights,
+    class_statistics,
+    plain_penalty,
+)
 from longtail.posthoc.solver.sgd import train_parameters
 
 

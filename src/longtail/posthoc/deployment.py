@@ -107,9 +107,12 @@ class SetScores:
 
     @property
     def effective_number(self) -> float:
-        """How many samples of equal classes tell as much as these."""
+        """How many samples of equal classes tell as much as these.
+
+        Expected samples are not counted: they make the coverage steadier, but wrong probabilities move it.
+        """
         counts = np.array([count for count in self.counts if count])
-        return float(len(counts) ** 2 / (counts / np.square(counts + self.expected)).sum())
+        return float(len(counts) ** 2 / (1 / counts).sum())
 
     def promise(self, coverage: float) -> str:
         """What is promised, in words."""

@@ -19,6 +19,7 @@ from sklearn.base import clone
 from torch import Tensor
 
 from longtail.errors import UserError
+from longtail.outputs.checks import require_same_classes
 from longtail.outputs.rows import LogitRows
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ DUPLICATES = 0.1  # share of the held-out rows that may equal training rows: dup
 NEAR = 0.05  # share of samples that are as close to a training sample by chance
 NEIGHBOURS_OF, NEIGHBOURS_AMONG = 300, 2000  # held-out samples that are compared, training samples of a class
 FEWEST_COMPARED, HALF_WAY = 20, 0.5
+OTHER_SCALE = 5.0  # ratio of the spread of training and held-out logits that no model has
 
 HOW_TO_HOLD_OUT = (
     "hold out a part of the training images (longtail train --validation 0.1; or --validation 0.02 --validation-from "
@@ -51,30 +53,36 @@ def compared_with_training(train: FitData, held_out: FitData, *, refuse: bool) -
     """
     if train is held_out:
         return held_out
-    if held_out.num_classes != train.num_classes:
-        raise UserError(f"{train.num_classes} classes to fit on, {held_out.num_classes} in validation")
-    with_features = train.features is not None and held_out.features is not None
+    require_same_classes(train.class_names, held_out.class_names)
     if train.features is not None and held_out.features is not None:
         widths = train.features.shape[1], held_out.features.shape[1]
         if widths[0] != widths[1]:
             raise UserError(f"training outputs have {widths[0]} features per sample, held-out outputs {widths[1]}")
+    shared = samples_in_common(train, held_out)
+    if not shared:
+        _warn_of_near_duplicates(train, held_out)
+        _warn_of_another_scale(train, held_out)
+        return held_out
+    if refuse:
+        raise UserError(
+            f"{shared} of {len(held_out.labels)} held-out samples are training samples too (their rows are equal); "
+            "a fit on samples that the network has seen would be overconfident; pass other held-out samples"
+        )
+    return replace(held_out, seen=True)
+
+
+def samples_in_common(train: FitData, other: FitData) -> int:
+    """Rows of the other samples that are rows of the training samples; 0 if they are few enough to be duplicates."""
+    with_features = train.features is not None and other.features is not None
     train_rows = Counter(_digests(train, with_features=with_features))
-    held_out_rows = _digests(held_out, with_features=with_features)
-    shared, size = sum(digest in train_rows for digest in held_out_rows), len(held_out_rows)
+    other_rows = _digests(other, with_features=with_features)
+    shared, size = sum(digest in train_rows for digest in other_rows), len(other_rows)
     # Rows with few digits (two classes, one decimal) are often equal by chance, then within the training set, too.
     by_chance = sum(number for number in train_rows.values() if number > 1) / train_rows.total()
     # Fewer copies are among the rows if the training outputs are a subsample.
-    share = np.minimum(train.seen_counts / np.maximum(train.class_counts, 1), 1)[held_out.labels.numpy()]
+    share = np.minimum(train.seen_counts / np.maximum(train.class_counts, 1), 1)[other.labels.numpy()]
     duplicates = DUPLICATES * share.sum() + 3 * np.sqrt(DUPLICATES * (share * (1 - share)).sum())
-    if shared == size or shared > max(duplicates + by_chance * size, 1):
-        if refuse:
-            raise UserError(
-                f"{shared} of {size} held-out samples are training samples too (their rows are equal); "
-                "a fit on samples that the network has seen would be overconfident; pass other held-out samples"
-            )
-        return replace(held_out, seen=True)
-    _warn_of_near_duplicates(train, held_out)
-    return held_out
+    return shared if shared == size or shared > max(duplicates + by_chance * size, 1) else 0
 
 
 def _digests(data: FitData, *, with_features: bool) -> list[bytes]:
@@ -127,6 +135,24 @@ def _warn_of_near_duplicates(train: FitData, held_out: FitData) -> None:
             "other held-out samples",
             stacklevel=3,
         )
+
+
+def _warn_of_another_scale(train: FitData, held_out: FitData) -> None:
+    """Warn if held-out logits are much larger or smaller than training logits: a model makes both alike."""
+    usual, own = _spread(train), _spread(held_out)
+    if not usual / OTHER_SCALE <= own <= usual * OTHER_SCALE:
+        warnings.warn(
+            f"the held-out logits are {own / usual:.2g} times as large as the training logits: take both from the same "
+            "model, in the same units",
+            stacklevel=3,
+        )
+
+
+def _spread(data: FitData) -> float:
+    """Standard deviation of the logits of a sample, over evenly spaced samples."""
+    chosen = np.linspace(0, len(data.labels) - 1, min(len(data.labels), NEIGHBOURS_AMONG)).astype(np.int64)
+    logits = data.rows.read(chosen).double()
+    return float((logits - logits.mean(1, keepdim=True)).std(correction=0))
 
 
 def _nearness(queries: Tensor, pool: Tensor, positions: np.ndarray | None = None) -> np.ndarray:

@@ -191,11 +191,10 @@ def require_features(features: Array | None, method: PostHoc, width: int | None 
 def fit_outputs(
     method: PostHoc, train: Outputs | None, validation: Outputs | None, world: World = SINGLE_PROCESS
 ) -> None:
-    """Fit a method on stored outputs; the processes of `world` share the work.
+    """Fit a method, whose settings were checked, on stored outputs; the processes of `world` share the work.
 
     A method that must not see training images is fitted on the validation outputs.
     """
-    method.check_settings()
     needed, check = method.needs_every_class, partial(as_fit_data, world=world, check_logits=method.reads_logits)
     held_out = None
     if validation is not None:
@@ -254,5 +253,5 @@ def chosen_images(choice: int | str, method: PostHoc, class_counts: np.ndarray, 
         most = choice
     if most is None:
         return None
-    few = ClassSubsample(most, seed)
-    return few if few.most < class_counts.max() else None
+    subsample = ClassSubsample(most, seed)
+    return subsample if subsample.most < class_counts.max() else None

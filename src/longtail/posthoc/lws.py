@@ -12,17 +12,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from longtail.posthoc.affine import AffinePostHoc, ScaleAndShift, identity
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.solver.affine import AffineProblem, ridge_per_number
-
-
-def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """(N,) float64: samples of one class share 1 / K, what class-balanced sampling draws on average."""
-    counts = torch.bincount(labels, minlength=num_classes).double()
-    return 1 / (num_classes * counts[labels])
+from longtail.posthoc.solver.linear import balanced_weights
 
 
 class LWS(ScaleAndShift, AffinePostHoc):

@@ -65,7 +65,8 @@ class _OneVersusRest(Problem):
             gradient = gradient + torch.cat([(error * logits).sum(0), error.sum(0)]).numpy()
         return value, gradient
 
-    def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
+    def with_blocks(self, *points: np.ndarray) -> tuple[list[tuple[float, np.ndarray]], Blocks]:
+        x = points[-1]
         sums = torch.zeros(3, len(x) // 2, dtype=torch.float64)
         for logits, scores, _ in self._chunks(x):
             curvature = scores.sigmoid() * (-scores).sigmoid() / self.rows.shape[0]
@@ -73,7 +74,8 @@ class _OneVersusRest(Problem):
                 sums[power] += (curvature * logits**power).sum(0)
         bb, ab, aa = sums.numpy()
         bb = bb + self.ridge
-        return *self.value_and_gradient(x), Blocks(aa + self.ridge, ab, bb, reach=np.sqrt(bb))
+        blocks = Blocks(aa + self.ridge, ab, bb, reach=np.sqrt(bb))
+        return [self.value_and_gradient(point) for point in points], blocks
 
 
 class PlattScaling(ScaleAndShift):

@@ -55,9 +55,7 @@ ONE_CLASS = 0.95  # share of predictions on a balanced set
 RARE = 0.5  # samples of a class, relative to the mean over classes
 MAX_CROSS_FIT = 1 << 29  # fitted numbers times samples of a cross-fit
 OF_LARGE_CLASS = (100, 20_000)  # samples that a large class is reduced to, at least and at most
-COMPARE = (
-    "compare it with the unchanged model on held-out samples before you use it, or fit HALO on them (--method halo)"
-)
+COMPARE = "compare it with the unchanged model on held-out samples before you use it"
 LEFT_OUT = "samples left out of the fit, in three folds"
 
 
@@ -149,30 +147,33 @@ def _check_cross_fit(method: PostHoc, data: FitData) -> None:
 
 def _warned(judged: Judged, *, only_order: bool = False) -> bool:
     """Warn of a fall of AUC and, unless `only_order`, of accuracy, variety of predictions and likelihood."""
+    advice = COMPARE + ("" if "HALO" in judged.name else ", or fit HALO on them (--method halo)")
     name, samples, labels, target = judged.name, judged.samples, judged.labels, judged.target
-    before, after = judged.before, judged.after
     weights = (target / np.maximum(np.bincount(labels, minlength=len(target)), 1))[labels]
-    hits = (after.argmax(1) == labels).astype(float) - (before.argmax(1) == labels)
+    # Held-out samples of some classes cannot tell that it is right to expect others more often: only theirs compete.
+    present, own = np.unique(labels, return_inverse=True)
+    before, after = judged.before[:, present], judged.after[:, present]
+    hits = (after.argmax(1) == own).astype(float) - (before.argmax(1) == own)
     # A significant fall is reported as such; samples left out never show one of the AUC if the accuracy rises.
     rises = weights @ hits > 0 if judged.fitted is not None else _falls(-hits, weights)
     order = len(target) == 2 or not rises
     order_message = _auc_message(judged) if order else None
     if order_message is not None:
-        warn(f"{name} {order_message}: {COMPARE}")
+        warn(f"{name} {order_message}: {advice}")
     if only_order:
         return order_message is not None
-    gain = log_likelihoods(after, labels) - log_likelihoods(before, labels)
+    gain = log_likelihoods(after, own) - log_likelihoods(before, own)
     message = None
     if _falls(hits, weights):
         worse = 100 * float(weights @ hits) / weights.sum()
         score = "balanced accuracy" if np.ptp(target) == 0 else "accuracy at the target prior"
         message = f"lowers the {score} of the {samples} by {-worse:.1f} points"
     elif np.ptp(target) == 0:
-        message = _one_class(before, after, labels, samples)
+        message = _one_class(judged.before, judged.after, labels, samples)
     if message is None and _falls(gain, weights) and _falls(gain, np.ones(len(labels))):
         message = f"lowers the likelihood of the {samples}"
     if message is not None:
-        warn(f"{name} {message}: {COMPARE}")
+        warn(f"{name} {message}: {advice}")
     return order_message is not None or message is not None
 
 

@@ -19,7 +19,7 @@ from longtail.files.atomic import write_text
 from longtail.methods import candidate_title
 from longtail.metrics.intervals import Interval, show_difference
 from longtail.metrics.margins import State
-from longtail.metrics.scores import Metrics, shot_names
+from longtail.metrics.scores import SHOT_LIMITS, Metrics, shot_names
 from longtail.metrics.table import SCORES
 from longtail.posthoc.costs import cost_text
 from longtail.report.summary import Confusion, Point, Summary, grouped_confusion, verdict
@@ -62,7 +62,7 @@ def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str
     data = json.dumps(numbers, allow_nan=False, separators=(",", ":"))
     text = environment.get_template("page.html").render(
         title=context.title,
-        verdict=numbers["verdict"],
+        verdict=numbers["verdict"].replace(" %", "\N{NO-BREAK SPACE}%"),
         about=_about(summary, context),
         instead=_instead(summary, context.diagnosis),
         imbalance=_imbalance(summary),
@@ -88,10 +88,15 @@ def write_page(summary: Summary, context: Context, path: Path, numbers: dict[str
 
 
 def _about(summary: Summary, context: Context) -> str:
-    """Which images the scores are of."""
+    """Which images the scores are of, and what their names mean."""
     images = f"{len(summary.labels):,} {summary.split} images, which the network was not trained on."
     cost = "" if summary.cost is None else f"Costs: {cost_text(*summary.cost)}."
-    return " ".join(filter(None, (f"Measured on {images}", context.caution, cost)))
+    words = f"{summary.tail.title()}-shot: {SHOT_LIMITS[summary.tail]} training images. " if summary.tail else ""
+    words += "At the training prior: with classes as frequent as in training."
+    tried = context.diagnosis.tried if context.caution and context.diagnosis and summary.strength == 1 else []
+    gains = [show_difference(one.gain) for one in tried if one.method == summary.methods[summary.after.title]]
+    expected = f"There longtail diagnose expects {gains[0]} points of balanced accuracy." if gains else ""
+    return " ".join(filter(None, (f"Measured on {images}", context.caution, expected, cost, words)))
 
 
 def _instead(summary: Summary, diagnosis: DiagnosisFile | None) -> str:
@@ -113,7 +118,7 @@ def _imbalance(summary: Summary) -> str:
     most, fewest = summary.sizes
     return (
         f"The {summary.split} split is imbalanced ({most:,} to {fewest:,} images per class): large classes decide "
-        "top-1, NLL, Brier and ECE there, which count images; balanced accuracy and macro F1 count classes."
+        "plain top-1, NLL, Brier and ECE; balanced accuracy and macro F1 count every class alike."
     )
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from longtail.files.text import percent
 from longtail.metrics.intervals import Interval, fallen_text, show_difference
-from longtail.metrics.scores import FEW, MANY, Metrics, shot_names
+from longtail.metrics.scores import SHOT_LIMITS, Metrics, shot_names
 from longtail.metrics.table import BINARY_SCORES, SCORES, SHOTS
 
 if TYPE_CHECKING:
@@ -167,10 +167,9 @@ def bar(value: float, largest: float) -> Bar:
 def distribution_table(distribution: ClassDistribution) -> RenderableType:
     """The classes (of many, only the first and last), a chart, the groups and the measures."""
     groups = ((name, *distribution.group(name)) for name in SHOTS)
-    limits = (f"more than {MANY}", f"{FEW} to {MANY}", f"fewer than {FEW}")
     rows = [
-        (name, limit, f"{classes:,}", f"{images:,}", _share(images, distribution.total))
-        for limit, (name, classes, images) in zip(limits, groups, strict=True)
+        (name, SHOT_LIMITS[name], f"{classes:,}", f"{images:,}", _share(images, distribution.total))
+        for name, classes, images in groups
     ]
     sizes = numbers_table("groups", ("group", "training images", "classes", "images", "share"), rows)
     charts = [_chart(distribution)] if len(distribution.class_counts) > SHOWN_CLASSES else []

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from longtail.backbones import build_backbone
-from longtail.backbones.inference import folded
+from longtail.backbones import build_backbone, folded
 from longtail.backbones.library import build_library, input_settings, library_of
 from longtail.backbones.weights import load_backbone
 from longtail.config import TrainConfig

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from longtail.backbones.inference import folded
+from longtail.backbones import folded
 from longtail.data.augment import Resize, Transform, as_rgb
 from longtail.data.images import DecodedImages, Images, MemoryImages, as_array
 from longtail.data.listings import find_images

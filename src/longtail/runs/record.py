@@ -207,6 +207,18 @@ PASSING_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)  # of unfinished runs
 RUN_FOLDERS = ("outputs", "report", "tensorboard", "wandb", ".*.part")
 
 
+def require_new_run(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder in which no new run can be written."""
+    if (folder / RUN_FILE).is_file():
+        if not overwrite:
+            raise UserError(
+                f"{folder} holds a run already; continue with --resume, replace it with --overwrite or choose "
+                "another --out"
+            )
+        require_only_runs(folder)
+    require_writable(folder)
+
+
 def require_only_runs(folder: Path) -> None:
     """Refuse to replace a folder that holds other files than a run, its calibrations and results."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():

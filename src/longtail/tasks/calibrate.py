@@ -15,7 +15,7 @@ from longtail.errors import UserError
 from longtail.files.progress import Display
 from longtail.files.tensors import random_state_kept
 from longtail.heads.attach import Attached, ScaleShift, one_logit
-from longtail.heads.find import EXACT, MULTI_LABEL, SINGLE_LABEL, Head, close
+from longtail.heads.find import EXACT, MULTI_LABEL, SINGLE_LABEL, Head
 from longtail.heads.fold import folded_layers, folded_to_one_row, gathered, linear_layer, unwrap, with_layers
 from longtail.methods import build_posthoc
 from longtail.outputs.batches import split_batch
@@ -29,6 +29,7 @@ from longtail.posthoc.gate import warn
 from longtail.posthoc.halo import HALO
 from longtail.posthoc.inputs import TOO_SURE, chosen_images, fit_outputs, warn_if_no_errors
 from longtail.posthoc.marc import MARC
+from longtail.posthoc.priors import NEVER
 from longtail.posthoc.probe.estimator import Probe
 from longtail.posthoc.probe.method import ProbeHead
 
@@ -120,14 +121,14 @@ def calibrate(
     given, method = method, ProbeHead.of(method) if isinstance(method, Probe) else method
     display = Display(quiet=not progress)
     method.check_settings()
-    few = None
+    subsample = None
     if method.multilabel and (images_per_class != "all" or class_counts is not None):
         raise UserError(f"{type(method).__name__} takes neither images_per_class nor class_counts: leave them out")
     if method.multilabel and validation is not None:
         loader, validation = validation, None
     if images_per_class != "all":
-        few = chosen_images(images_per_class, method, np.bincount(listed_labels(loader)), seed)
-    source, held_out_source = Source(loader, few), None if validation is None else Source(validation)
+        subsample = chosen_images(images_per_class, method, np.bincount(listed_labels(loader)), seed)
+    source, held_out_source = Source(loader, subsample), None if validation is None else Source(validation)
     shards = max(source.info.shards, 1 if held_out_source is None else held_out_source.info.shards)
     forms = MULTI_LABEL if method.multilabel else SINGLE_LABEL
     with inference_session(model, device, name=head, forms=forms, shards=shards) as session:
@@ -200,18 +201,38 @@ def _folded(session: InferenceSession, method: PostHoc) -> nn.Module:
     calibrated = with_layers(model, old, folded_layers(make_head, old, head.gains))
     for batch in session.samples:
         with random_state_kept():
-            before = forward(model, batch, head)
+            outputs = forward(model, batch, head)
         with random_state_kept():
             after = gathered(head.path.logits(calibrated(*batch.args, **batch.kwargs)))
-        logits = method.transform(before.logits, before.features)
-        expected = head.output(one_logit(logits) if head.single else logits)
-        exact = all(cast(Tensor, one).dtype in EXACT for one in (before.logits, *(layer.weight for layer in old)))
-        if not close(after.cpu().double(), expected.cpu().double(), exact=exact):
+        logits = outputs.logits, method.transform(outputs.logits, outputs.features)
+        before, expected = (head.output(one_logit(one) if head.single else one) for one in logits)
+        exact = all(cast(Tensor, one).dtype in EXACT for one in (outputs.logits, *(layer.weight for layer in old)))
+        if not is_folded(after, expected, before, exact=exact):
             raise UserError(
                 f"{type(method).__name__} cannot be folded into {', '.join(head.layers)} of {type(model).__name__}: "
                 f"the new model would not give the logits of the method. Add the method after the model: {ATTACH}"
             )
     return calibrated
+
+
+def is_folded(after: Tensor, expected: Tensor, before: Tensor, *, exact: bool = True) -> bool:
+    """Whether a new model gives the expected output (N, K), up to rounding and to a tenth of what the method changes.
+
+    The logit of a class that a target prior rules out is far below all others, so it is compared apart from them.
+    """
+    after, expected, before = (values.detach().cpu().double() for values in (after, expected, before))
+    if after.shape != expected.shape:
+        return False
+    ruled_out = expected.abs() >= -NEVER / 2
+    for where in (ruled_out, ~ruled_out):
+        error, change, size = (
+            float(values[where].abs().max()) if where.any() else 0.0
+            for values in (after - expected, expected - before, expected)
+        )
+        rounding = (1e-3 if exact else 0.05) * size
+        if not error <= rounding or (exact and error > 0.1 * max(change, rounding)):
+            return False
+    return True
 
 
 class Applied(nn.Module):

@@ -13,17 +13,15 @@ from longtail.errors import UserError
 from longtail.files.atomic import replacing_folder, require_free, write_json
 from longtail.files.reading import resolved
 from longtail.files.records import FORMAT
-from longtail.heads.find import close
 from longtail.heads.fold import head_of, with_head
 from longtail.heads.kinds import SAVED_HEADS
 from longtail.methods import PostHocMethod, describe_posthoc
 from longtail.outputs.record import Outputs
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import chosen_images
-from longtail.posthoc.priors import NEVER
 from longtail.runs.folder import Run, write_model
 from longtail.runs.record import MODEL_FILE, RUN_FILE, CalibrationRecord
-from longtail.tasks.calibrate import fit_method, views_for
+from longtail.tasks.calibrate import fit_method, is_folded, views_for
 from longtail.tasks.calibration import (
     CALIBRATED,
     KIND,
@@ -72,7 +70,7 @@ def calibrate_run(
     require_free(folder, OWN_FILES, KIND, overwrite=overwrite)
     method.check_settings()
     views = views_for(method, run, views)
-    few = chosen_images(images_per_class, method, run.class_counts, seed)
+    subsample = chosen_images(images_per_class, method, run.class_counts, seed)
     if method.needs_validation and "validation" not in run.split_sizes:
         raise UserError(
             f"{described.title} needs images that the network has not seen, but {run.folder} has no validation images; "
@@ -81,13 +79,16 @@ def calibrate_run(
     held_out = {split: run.outputs(split) for split in run.split_sizes if split != "train"}
     train = None
     if not method.fitted_on_unseen:
-        if few:
-            taken, kind = np.minimum(run.class_counts, few.most).sum(), "image" if few.most == 1 else "images"
+        if subsample:
+            number, kind = (
+                np.minimum(run.class_counts, subsample.most).sum(),
+                "image" if subsample.most == 1 else "images",
+            )
             run.display.line(
-                f"fitting on at most {few.most} {kind} per class: {taken:,} of {run.class_counts.sum():,} "
+                f"fitting on at most {subsample.most} {kind} per class: {number:,} of {run.class_counts.sum():,} "
                 "(--images-per-class all for all of them)"
             )
-        train = run.outputs("train", views=views, images_per_class=few.most if few else "all", seed=seed)
+        train = run.outputs("train", views=views, images_per_class=subsample.most if subsample else "all", seed=seed)
     fit_method(method, train, held_out.get("validation"), run.world, frozen=run.is_frozen)
     return folder, _write(folder, method, described, name, train, held_out, run.world, run)
 
@@ -103,6 +104,7 @@ def calibrate_files(
     overwrite: bool = False,
 ) -> list[Comparison]:
     """Fit a method on saved logits; writes its numbers, scores, calibrated logits and, if it is known, the head."""
+    method.check_settings()
     require_free(out, OWN_FILES, KIND, overwrite=overwrite)
     fit_method(method, train, held_out.get("validation"), world)
     return _write(out, method, *describe_posthoc(method, name), train, held_out, world, None)
@@ -124,13 +126,14 @@ def _write(
         validation, frozen = held_out.get("validation"), method.for_frozen if run is None else run.is_frozen
         fitted_on = validation if method.fitted_on_unseen else train
         assert fitted_on is not None
+        used = [fitted_on, *([validation] if validation is not None and method.needs_validation else [])]
         with replacing_folder(out, OWN_FILES, KIND) as folder:
             identity = None if run is None else _write_network(folder, run, method, name, described.title, fitted_on)
             if run is None and train is not None:
                 write_head(folder, method, train)
             for split, outputs in held_out.items():
                 calibrated = np.asarray(method.transform(outputs))
-                scores.append(compare_outputs(outputs, calibrated, method))
+                scores.append(compare_outputs(outputs, calibrated, used))
                 values = {"format": FORMAT, "model": identity, **scores[-1].to_dict()}
                 write_json(folder / f"before-after-{split}.json", values)
                 if run is None:
@@ -155,8 +158,8 @@ def _write_network(folder: Path, run: Run, method: PostHoc, name: str, title: st
         )
     features = torch.from_numpy(np.array(outputs.features[:VERIFIED])).float()  # type: ignore[index]  # a run has them
     with torch.no_grad():
-        logits, expected = head(features), method.transform(old(features), features)
-    if not close(logits, expected.where(expected > NEVER / 2, logits)):  # a target prior of 0 rules a class out
+        before, after = old(features), head(features)
+    if not is_folded(after, method.transform(before, features), before):
         raise UserError(
             f"{type(method).__name__} cannot be folded into the head of {run.folder}: the new network would not give "
             "the logits of the method"

@@ -30,6 +30,8 @@ from longtail.outputs.readers import LabelOutputs
 from longtail.outputs.record import Outputs
 from longtail.posthoc.affine import AffinePostHoc
 from longtail.posthoc.base import PostHoc
+from longtail.posthoc.held_out import samples_in_common
+from longtail.posthoc.inputs import from_outputs
 from longtail.posthoc.solver.linear import LinearHead
 from longtail.runs.record import CALIBRATION_FILE, RUN_FILES, RUN_FOLDERS
 
@@ -115,17 +117,25 @@ class Comparison:
         return {"split": self.split, **scores, "fallen": fallen, "used": self.used, "missing": self.missing}
 
 
-def compare_outputs(outputs: Outputs, calibrated: np.ndarray, method: PostHoc | None = None) -> Comparison:
-    """Score outputs as they are and calibrated by a method, (N, K)."""
+def compare_outputs(outputs: Outputs, calibrated: np.ndarray, fitted_on: Sequence[Outputs] = ()) -> Comparison:
+    """Score outputs as they are and calibrated, (N, K), by a method that was fitted or chosen on `fitted_on`."""
     counts, labels = outputs.counts_for_groups, outputs.labels
     stored = (chunk.numpy() for _, chunk in outputs.rows().chunks())
     before = predictions_of(stored, labels)
     after = predictions_of((calibrated[rows] for rows in outputs.rows().slices()), labels)
     fallen = fallen_classes(before.classes == labels, after.classes == labels, labels, outputs.names)
     old, new = (score_predictions(predictions, labels, counts) for predictions in (before, after))
-    used = method is not None and method.needs_validation and outputs.split == "validation"
+    used = any(one is outputs or _is_among(outputs, one) for one in fitted_on)
     collapsed = collapsed_classes(fallen, outputs.names, counts)
     return Comparison(outputs.split, old, new, fallen, used, outputs.missing_classes, collapsed)
+
+
+def _is_among(outputs: Outputs, others: Outputs) -> bool:
+    """Whether samples are among others; augmented views of them are not recognised, and not compared."""
+    if others.views != outputs.views:
+        return False
+    first, second = (from_outputs(one, need_every_class=False) for one in (others, outputs))
+    return samples_in_common(first, second) > 0
 
 
 def write_calibration(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from longtail.data.images import FileImages
+from longtail.data.images import FileImages, warn_of_copies
 from longtail.data.splits import Splits, find_data, open_splits
 from longtail.metrics.scores import shot_groups, shot_names
 from longtail.metrics.table import SHOTS
@@ -27,6 +27,7 @@ class ClassDistribution:
         images: number of images in each split.
         source: where the images are, in one sentence.
         missing: image files that do not exist, although the counts include them.
+        asked: the imbalance factor of a long tail that was made, before class sizes are rounded down.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ClassDistribution:
     images: dict[str, int]
     source: str = ""
     missing: int = 0
+    asked: float | None = None
 
     @property
     def order(self) -> np.ndarray:
@@ -55,7 +57,9 @@ class ClassDistribution:
     def imbalance_text(self) -> str:
         """The imbalance factor, or how many classes have no image."""
         if self.imbalance:
-            return f"imbalance factor {self.imbalance:.1f}"
+            rounded = self.asked and f"{self.asked:.1f}" != f"{self.imbalance:.1f}"
+            note = f" ({self.asked:g} before class sizes are rounded down)" if rounded else ""
+            return f"imbalance factor {self.imbalance:.1f}{note}"
         empty = int((self.class_counts == 0).sum())
         return "1 class without an image" if empty == 1 else f"{empty:,} classes without an image"
 
@@ -121,11 +125,13 @@ def distribution(
     sizes = {name: len(images) for name in ("train", "validation", "test") if (images := getattr(splits, name))}
     name = str(data) if str(data) in RECIPES else splits.name
     counts = splits.group_counts.numpy()
+    warn_of_copies(splits.train, validation=splits.validation, test=splits.test)
     missing = _missing(splits)
     source = splits.summary()
     if missing:
         source += f"\n{len(missing):,} of these images do not exist; the first is {missing[0]}"
-    return ClassDistribution(name, splits.train.class_names, counts, sizes, source, len(missing))
+    asked = None if config.profile == "none" else config.imbalance
+    return ClassDistribution(name, splits.train.class_names, counts, sizes, source, len(missing), asked)
 
 
 def _missing(splits: Splits) -> list[Path]:

@@ -113,6 +113,12 @@ class Diagnosis:
     def sentences(self) -> str:
         """The recommendation, in two sentences, and more if classes have very few or no held-out samples."""
         sentences = [self._recommendation()]
+        best = max(self.tried, key=lambda one: one.gain.value)
+        if self.helps and self.method == "halo" and best.gain.value > self.gain.value:
+            sentences.append(
+                f"{POSTHOC_METHODS[best.method].title} gained more in this trial (--method {best.method} takes it), "
+                "but whoever chooses by such trials loses more on average than with HALO."
+            )
         step = 100 / (self.fewest * self.classes)
         if self.fewest < FEW_SAMPLES and step >= MENTIONED_POINTS:
             classes = "1 class has" if self.rare == 1 else f"{self.rare:,} classes have"

@@ -165,7 +165,7 @@ def _test_labels(train: Embeddings, test: Embeddings, classes: np.ndarray) -> np
 
 
 def _throttled(display: Display) -> Callable[[str], None]:
-    """Prints what is told, if the last line is some seconds old."""
+    """A function that prints a line unless the last one is only a few seconds old."""
     last = time.monotonic()
 
     def report(text: str) -> None:

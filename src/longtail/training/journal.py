@@ -33,7 +33,7 @@ from longtail.runs.record import (
     RUN_FILE,
     remove_passing,
     remove_run,
-    require_only_runs,
+    require_new_run,
     require_writable,
 )
 from longtail.training.plan import Plan
@@ -77,21 +77,16 @@ class Journal:
         self.replacing = exists and overwrite and not self.resuming
         if not exists and self.resuming:
             raise UserError(f"nothing to resume in {self.folder}: it holds no run")
-        if exists and not self.resuming and not overwrite:
-            raise UserError(
-                f"{self.folder} holds a run already; continue with --resume, replace it with --overwrite or choose "
-                "another --out"
-            )
-        if self.resuming:
+        if not self.resuming:
+            require_new_run(self.folder, overwrite=overwrite)
+        else:
+            require_writable(self.folder)
             changed = differences(Run.open(self.folder).config, self.config)
             if changed:
                 raise UserError(
                     f"{self.folder} was started with another configuration ({'; '.join(changed)}); "
                     "resume it without these options, or replace it with --overwrite"
                 )
-        if self.replacing:
-            require_only_runs(self.folder)
-        require_writable(self.folder)
 
     def restore(self, state: TrainState, steps: int) -> None:
         """Load the checkpoint of a run that is resumed, if it has one."""

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from longtail.backbones.library import library_of
 from longtail.config import TrainConfig, comparable
-from longtail.data.splits import BY_PATH, open_splits
+from longtail.data.splits import open_splits
 from longtail.distributed import World, join
 from longtail.errors import Interrupted, UserError
 from longtail.files.atomic import locked_folder
@@ -84,8 +84,10 @@ class Trainer:
         resume: bool = False,
         overwrite: bool = False,
         trackers: Sequence[str | Tracker] = (),
+        if_long: str = "",
     ) -> None:
         self.config = config
+        self.if_long = if_long
         self.world = world
         self.display = display if world.is_main else QUIET
         self.splits = open_splits(config)
@@ -112,9 +114,7 @@ class Trainer:
         self.display.line(described(self.state.model, self.config))
         steps = f"{self.plan.steps - self.state.step:,} steps of {self.config.batch_size} images"
         work = f"features of {len(self.splits.train):,} images" if self.config.train == "head" else steps
-        long = seconds > LONG and self.config.data in BY_PATH
-        hint = "; --minutes 10 instead chooses network, image size and epochs that fit into 10 minutes" if long else ""
-        self.display.line(f"{work}: about {clock(seconds)} here{hint}")
+        self.display.line(f"{work}: about {clock(seconds)} here{self.if_long if seconds > LONG else ''}")
 
     def run(self) -> Metrics | None:
         """Train to the end; returns the last validation metrics, None without a validation split."""
@@ -208,6 +208,7 @@ def train(
     trackers: Sequence[str | Tracker] = (),
     progress: bool = True,
     display: Display | None = None,
+    if_long: str = "",
 ) -> Metrics | None:
     """Train a network and write a run to folder `out`.
 
@@ -224,6 +225,7 @@ def train(
             the methods of `longtail.training.trackers.Tracker`.
         progress: show a progress bar, in a terminal or a notebook.
         display: where progress is shown, instead of `progress`.
+        if_long: text after the expected duration, if it is above half an hour.
     """
     config = settled(with_authors_settings(recipe_for(config) if isinstance(config, str) else config))
     if config.data == "places-lt" and config.weights is None:
@@ -244,4 +246,4 @@ def train(
         options = {"resume": resume, "overwrite": overwrite}
         # The lock keeps other processes from training in this folder; it is released when this process ends.
         with locked_folder(Path(out)) if world.is_main else nullcontext():
-            return Trainer(config, Path(out), world, display, **options, trackers=trackers).run()
+            return Trainer(config, Path(out), world, display, **options, trackers=trackers, if_long=if_long).run()

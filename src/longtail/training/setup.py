@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from longtail.backbones.inference import evaluating
+from longtail.backbones import evaluating
 from longtail.config import TrainConfig
 from longtail.data.augment import Transform
 from longtail.data.cache import resident
-from longtail.data.images import DecodedImages, Images
+from longtail.data.images import DecodedImages, Images, warn_of_copies
 from longtail.data.loading import Batch, Draw, Sampler, load
 from longtail.data.splits import Splits, image_side, open_splits
 from longtail.distributed import World, join
@@ -101,6 +101,8 @@ class TrainingSetup:
         """Move the images to where they are read fastest; raises if an image is broken."""
         self.images = self._resident(self.splits.train, self.transforms[0])
         held_out = self.splits.validation
+        if self.world.is_main:
+            warn_of_copies(self.splits.train, validation=held_out, test=self.splits.test)
         self.validation = None if held_out is None else self._resident(held_out, self.clean)
 
     def _resident(self, images: Images, transform: Transform) -> Images:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from longtail.backbones.inference import evaluating
+from longtail.backbones import evaluating
 from longtail.backbones.library import CHANNELS, library_of
 from longtail.config import TrainConfig
 from longtail.data.images import Images

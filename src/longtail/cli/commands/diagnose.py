@@ -89,15 +89,14 @@ def _run_outputs(options: Diagnose) -> tuple[Outputs, Outputs | None]:
 
 def _file_outputs(options: Diagnose) -> tuple[Outputs, Outputs | None]:
     """Held-out and training outputs of files."""
-    from longtail.outputs.readers import read_outputs
+    from longtail.outputs.readers import read_held_out, read_outputs
 
     refuse(options.run, "run folders", options.source, "saved logits")
     column, train_file = options.file.label_column, options.file.train
-    held_out = read_outputs(options.source, split="held-out", need_counts=train_file is None, label_column=column)
     if train_file is None:
-        return held_out, None
+        return read_outputs(options.source, split="held-out", need_counts=True, label_column=column), None
     train = read_outputs(train_file, label_column=column)
-    return held_out.with_counts_of(train), train
+    return read_held_out(options.source, "held-out", train, column), train
 
 
 def show(options: Diagnose, diagnosis: Diagnosis) -> None:

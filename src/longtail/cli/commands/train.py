@@ -84,6 +84,8 @@ def _in_time(options: Train, minutes: float, suggestion: Suggestion | None, give
         )
     number("minutes", minutes, above=0)
     from longtail.backbones.library import library_of
+    from longtail.files.atomic import locked_folder
+    from longtail.runs.record import require_new_run
     from longtail.training.defaults import for_minutes
     from longtail.training.setup import seconds_of
 
@@ -95,12 +97,15 @@ def _in_time(options: Train, minutes: float, suggestion: Suggestion | None, give
 
     def measured(config: TrainConfig) -> float:
         seconds = seconds_of(config, display)
-        size = f" at {config.image_size} pixels" if config.image_size else ""
-        display.line(f"{config.backbone}{size}, {config.epochs:g} epochs: about {clock(seconds)} here")
+        size = f" --image-size {config.image_size}" if config.image_size else ""
+        settings = f"--backbone {config.backbone}{size} --epochs {config.epochs:g}"
+        display.line(f"{settings}: about {clock(seconds)} here")
         return seconds
 
-    chosen = for_minutes(suggestion, usual, minutes, measured, free)
-    display.line(f"chosen for {minutes:g} minutes: {chosen.backbone}, {chosen.epochs:g} epochs")
+    with locked_folder(options.out):  # trials take a while, so what training would refuse is refused before them
+        require_new_run(options.out, overwrite=options.overwrite)
+        chosen = for_minutes(suggestion, usual, minutes, measured, free)
+    display.line(f"chosen for {minutes:g} minutes: --backbone {chosen.backbone} --epochs {chosen.epochs:g}")
     return chosen
 
 
@@ -119,6 +124,7 @@ def _train(options: Train, suggestion: Suggestion | None) -> int:
     from longtail.training.loop import train
 
     display = options.display()
+    offer = "; --minutes 10 instead chooses network, image size and epochs that fit into 10 minutes"
     if suggestion:
         display.line(suggestion.sentence(options.settings))
     try:
@@ -130,6 +136,7 @@ def _train(options: Train, suggestion: Suggestion | None) -> int:
             download=options.download,
             trackers=options.tracker,
             display=display,
+            if_long=offer if suggestion and options.minutes is None and not options.resume else "",
         )
     except Interrupted as stop:
         command = f"longtail train --out {shlex.quote(str(options.out))} --resume"

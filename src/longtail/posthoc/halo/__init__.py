@@ -61,6 +61,7 @@ from longtail.posthoc.solver.linear import SINGLE_PRECISION, LinearHead, class_s
 
 CACHED_SCORES = 1 << 28  # of held-out samples, 1 GB; more are computed again in every pass
 SUBSAMPLE = 500  # held-out samples on which the coefficients are solved first
+HEADS = "a mixture of three heads"
 FEW_SAMPLES = 50  # held-out samples; from fewer the coefficients learn little
 
 
@@ -150,7 +151,7 @@ class HALO(PostHoc):
         if data.features is not None and validation.features is not None:
             self.heads_ = self._stack(self._at_train_prior(data), data.features)
         self._fit_numbers(self.mixture(data, validation))
-        kind, size = "a stack of heads" if self.heads_ else "logits alone", len(validation.labels)
+        kind, size = HEADS if self.heads_ else "logits alone", len(validation.labels)
         self._describe(f"{kind}; {size} held-out samples", size, data)
 
     def _at_train_prior(self, data: FitData) -> FitData:
@@ -165,7 +166,7 @@ class HALO(PostHoc):
         order = np.concatenate([fold.left_out for fold in folds])
         scores = partial(fold_scores, folds, LogitRows(features), data.world)
         self._fit_numbers(self._problem(scores, data.labels.numpy()[order], data))
-        source = f"a stack of heads; cross-fitted in {len(folds)} folds on {len(order)} samples"
+        source = f"{HEADS}; cross-fitted in {len(folds)} folds on {len(order)} samples"
         self._describe(source, len(order), data)
 
     def _stack(self, data: FitData, features: Array) -> dict[str, LinearHead]:
@@ -233,7 +234,7 @@ class HALO(PostHoc):
         return changed
 
     def notes(self) -> list[str]:
-        notes = [f"fitted on {self.held_out_}"]
+        notes = [f"fitted: {self.held_out_}"]
         if self.model_prior_ == "uniform":
             notes.append(
                 "the model's own logits are right for equal classes already, so the training prior is added to them "

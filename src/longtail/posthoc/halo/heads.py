@@ -20,9 +20,14 @@ from longtail.distributed import SINGLE_PROCESS, World
 from longtail.outputs.checks import Array
 from longtail.outputs.rows import LogitRows
 from longtail.posthoc.inputs import FitData
-from longtail.posthoc.lws import balanced_weights
 from longtail.posthoc.solver import Solution, minimise
-from longtail.posthoc.solver.linear import SINGLE_PRECISION, ClassStatistics, LinearHead, LinearProblem
+from longtail.posthoc.solver.linear import (
+    SINGLE_PRECISION,
+    ClassStatistics,
+    LinearHead,
+    LinearProblem,
+    balanced_weights,
+)
 
 WEIGHT_RIDGE, BIAS_RIDGE = 0.01, 1e-4
 SMALLEST_SPREAD = 1e-6  # below it the scores of a head are rounding errors

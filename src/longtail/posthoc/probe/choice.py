@@ -74,7 +74,7 @@ class Fold:
         labels: (N,) int64, 0..K-1.
         num_classes: K.
         held: (M,) rows that are left out.
-        report: is told what is fitted.
+        report: called with a line on what is being fitted.
         keeps_moments: for other metrics; otherwise their memory is freed.
     """
 

@@ -47,7 +47,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         classes: all classes, if `y` may lack some of them.
         unseen: a class without samples is "never" predicted, or predicted by its "prior": no feature counts for or
             against it.
-        tolerance: largest gradient at the end of a solve, relative to a head without an opinion.
+        tolerance: largest gradient at the end of a solve, relative to that at a head with equal scores for all classes.
         seed: decides the folds.
 
     Fitted attributes: `classes_` (K,), `n_features_in_`, `feature_names_in_` (of a table), `head_` (weight and bias
@@ -107,7 +107,7 @@ class Probe(ClassifierMixin, BaseEstimator):
             class_counts: (K,) training samples, 0 for a class without samples here.
             names: (K,) of the classes in a target prior.
             world: processes, each of which can read all features.
-            report: is told what is fitted.
+            report: called with a line on what is being fitted.
         """
         self.classes_, self.class_counts_, self.n_features_in_ = classes, class_counts, features.shape[1]
         with np.errstate(divide="ignore"):

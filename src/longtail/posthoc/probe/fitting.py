@@ -66,7 +66,8 @@ def fit_head(
 ) -> FittedHead:
     """Fit on features (N, D) and codes (N,) in 0..K-1; no feature counts for or against a class without samples.
 
-    The processes of `world` share the work; each of them can read all features. `report` is told what is fitted.
+    The processes of `world` share the work; each of them can read all features. `report` is called with a line on
+    what is being fitted.
     """
     present, labels = np.unique(codes, return_inverse=True)
     rows = Rows(features, columns=len(present), world=world)

@@ -24,7 +24,7 @@ class ProbeHead(NewHead):
     Args:
         target_prior: class frequencies to be right for, as in `longtail.Probe`.
         unseen: a class without samples is "never" predicted, or by its "prior".
-        tolerance: largest gradient at the end of a solve, relative to a head without an opinion.
+        tolerance: largest gradient at the end of a solve, relative to that at a head with equal scores for all classes.
         seed: decides the folds.
 
     Fitted attributes: `weight_` (K, D), `bias_` (K,), `log_target_` (K,), `missing_` (names of classes without

@@ -97,6 +97,9 @@ class Estimate:
     nll: float
     ece: float
 
+    def __str__(self) -> str:
+        return f"{self.accuracy:.2f} [{self.low:.2f}, {self.high:.2f}], NLL {self.nll:.2f}, ECE {self.ece:.2f}"
+
 
 @dataclass(frozen=True)
 class ProbeResult:

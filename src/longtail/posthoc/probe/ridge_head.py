@@ -98,7 +98,7 @@ class RidgeProblem:
     def solve(self, head: Head, ridge: Tensor, tolerance: float, most: int = 200) -> Head:
         """The optimum for the ridge (K, 1) of each class, from a head nearby.
 
-        It ends when the gradient, in units of its size at a head without an opinion, is below `tolerance`;
+        It ends when the gradient, relative to that at a head with equal scores for all classes, is below `tolerance`;
         `converged` is False after `most` steps without that.
         """
         self.converged = True

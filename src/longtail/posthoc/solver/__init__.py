@@ -53,19 +53,13 @@ class Problem(ABC):
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """One pass over the data."""
 
-    def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
-        """The same with the blocks of the Hessian, in one pass; for paired problems only."""
+    def with_blocks(self, *points: np.ndarray) -> tuple[list[tuple[float, np.ndarray]], Blocks]:
+        """Value and gradient at each point, and the blocks of the Hessian at the last, in one pass; if paired."""
         raise TypeError(f"{type(self).__name__} is not paired")
 
     def subsampled(self) -> Problem | None:
         """Nearly the same problem on a subsample of the rows; None if that would save nothing."""
         return None
-
-    def with_start(
-        self, start: np.ndarray, x: np.ndarray
-    ) -> tuple[tuple[float, np.ndarray], tuple[float, np.ndarray, Blocks]]:
-        """Value and gradient at the start, and `with_blocks` at x, in one pass; for problems with a subsample."""
-        raise TypeError(f"{type(self).__name__} has no subsampled version")
 
     def refine(self) -> bool:
         """Compute in higher precision from now on; False if that is not possible."""

@@ -154,15 +154,17 @@ class AffineProblem(Problem):
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         return self._pass([x])[0][0]
 
-    def with_blocks(self, x: np.ndarray) -> tuple[float, np.ndarray, Blocks]:
-        [at_x], curvature = self._pass([x], blocks=True)
-        return *at_x, self._blocks(*curvature)
-
-    def with_start(
-        self, start: np.ndarray, x: np.ndarray
-    ) -> tuple[tuple[float, np.ndarray], tuple[float, np.ndarray, Blocks]]:
-        [at_start, at_x], curvature = self._pass([start, x], blocks=True)
-        return at_start, (*at_x, self._blocks(*curvature))
+    def with_blocks(self, *points: np.ndarray) -> tuple[list[tuple[float, np.ndarray]], Blocks]:
+        values, (bb, ab, aa) = self._pass(points, blocks=True)
+        norms = self.norms.numpy()
+        aa, ab, bb = aa + self.ridge, ab * norms, bb * norms**2 + self.ridge
+        # A change of the logits by 1, on average over the samples that have curvature.
+        reach = np.sqrt(bb) / norms
+        if not self.shifts:
+            return values, Blocks(aa, 0 * ab, 0 * bb + 1, reach)
+        # A shift common to all classes does not change the softmax; only the ridge depends on it.
+        common = np.concatenate([np.zeros(len(bb)), 1 / norms])
+        return values, Blocks(aa, ab, bb, reach, common, self.ridge)
 
     def _pass(
         self, points: Sequence[np.ndarray], *, blocks: bool = False
@@ -195,26 +197,14 @@ class AffineProblem(Problem):
             sums[number, 0] += torch.mv(work.mul_(logits).T, weights)
         self.world.sum(totals)
         sums[:, 1] *= self.norms
-        found = []
+        results = []
         for x, value, slopes in zip(points, totals[:, 0], sums, strict=True):
             pull = x - self.centre
             gradient = slopes.flatten().numpy() + self.ridge * pull
             if not self.shifts:
                 gradient[classes:] = 0.0
-            found.append((float(value) + 0.5 * self.ridge * float(pull @ pull), gradient))
-        return found, curvature.numpy()
-
-    def _blocks(self, bb: np.ndarray, ab: np.ndarray, aa: np.ndarray) -> Blocks:
-        """The blocks of the Hessian, from the sums of a pass."""
-        norms = self.norms.numpy()
-        aa, ab, bb = aa + self.ridge, ab * norms, bb * norms**2 + self.ridge
-        # A change of the logits by 1, on average over the samples that have curvature.
-        reach = np.sqrt(bb) / norms
-        if not self.shifts:
-            return Blocks(aa, 0 * ab, 0 * bb + 1, reach)
-        # A shift common to all classes does not change the softmax; only the ridge depends on it.
-        common = np.concatenate([np.zeros(len(bb)), 1 / norms])
-        return Blocks(aa, ab, bb, reach, common, self.ridge)
+            results.append((float(value) + 0.5 * self.ridge * float(pull @ pull), gradient))
+        return results, curvature.numpy()
 
     def _calibrate(self, points: Sequence[np.ndarray]) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
         """For each chunk and point: the number of the point, rows, their logits and the calibrated ones."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +12,9 @@ import numpy as np
 if TYPE_CHECKING:
     from longtail.posthoc.solver import Problem
 
-MEMORY = 20  # pairs
+Memory = deque[tuple[np.ndarray, np.ndarray, float]]  # steps, changes of the gradient, their products
+
+MEMORY = 20  # the latest steps that are kept
 TINY = 1e-300
 FAR_ROUND, ROUND = 4, 10  # passes before the blocks are computed again, far from the optimum and near it
 SMALL_CHANGE = 1e-6  # relative changes of the value below this are computed from the gradient
@@ -81,41 +82,18 @@ class Scaling:
         return self._stretched(np.concatenate([a, (second - self.cross * a) / self.second]))
 
 
-class Unscaled:
-    """The variables without a preconditioner."""
-
-    is_far = False
-
-    def step(self, v: np.ndarray) -> np.ndarray:
-        return v
-
-    def gradient(self, g: np.ndarray) -> np.ndarray:
-        return g
-
-
-class Memory:
-    """L-BFGS: pairs of steps and changes of the gradient (Nocedal 1980)."""
-
-    def __init__(self, pairs: Iterable[tuple[np.ndarray, np.ndarray, float]] = ()) -> None:
-        self.pairs = deque(pairs, maxlen=MEMORY)
-
-    def add(self, step: np.ndarray, change: np.ndarray) -> None:
-        curvature = float(step @ change)
-        if curvature > 1e-12 * float(np.linalg.norm(step) * np.linalg.norm(change)):
-            self.pairs.append((step, change, curvature))
-
-    def direction(self, gradient: np.ndarray) -> np.ndarray:
-        """Minus the approximate inverse Hessian times the gradient."""
-        d, factors = -gradient, []
-        for step, change, curvature in reversed(self.pairs):
-            factors.append(float(step @ d) / curvature)
-            d = d - factors[-1] * change
-        if self.pairs:
-            _, change, curvature = self.pairs[-1]
-            d = d * (curvature / float(change @ change))
-        for (step, change, curvature), factor in zip(self.pairs, reversed(factors), strict=True):
-            d = d + (factor - float(change @ d) / curvature) * step
-        return d
+def quasi_newton(memory: Memory, gradient: np.ndarray) -> np.ndarray:
+    """Minus the approximate inverse Hessian of L-BFGS (Nocedal 1980) times the gradient."""
+    d, factors = -gradient, []
+    for step, change, curvature in reversed(memory):
+        factors.append(float(step @ d) / curvature)
+        d = d - factors[-1] * change
+    if memory:
+        _, change, curvature = memory[-1]
+        d = d * (curvature / float(change @ change))
+    for (step, change, curvature), factor in zip(memory, reversed(factors), strict=True):
+        d = d + (factor - float(change @ d) / curvature) * step
+    return d
 
 
 class Point(NamedTuple):
@@ -150,19 +128,19 @@ class Search:
         self.problem = problem
         self.held = held
         self.passes = 0.0
-        self.memory = Memory(memory.pairs if memory else ())
+        self.memory = Memory(memory or (), MEMORY)
         self._keep_memory = memory is not None
-        self._scaling: Scaling | Unscaled | None = None
+        self._scaling: Scaling | None = None
         if guess is None:
             self.point = self.evaluate(start, blocks=True)
             self.first = self.point.largest
             return
         self.passes += problem.share
-        at_start, at_guess = problem.with_start(start, guess)
+        (at_start, at_guess), there = problem.with_blocks(start, guess)
         self.point = Point(start, *at_start, None)
         self.first = self.point.largest
         if at_guess[0] < self.point.value:
-            self.point = Point(guess, *at_guess)
+            self.point = Point(guess, *at_guess, there)
 
     def evaluate(self, x: np.ndarray, *, blocks: bool) -> Point:
         """Value, gradient and, if asked for and the problem has them, blocks at a point; one pass."""
@@ -170,7 +148,8 @@ class Search:
         if not (blocks and self.problem.paired):
             point = Point(x, *self.problem.value_and_gradient(x), None)
         else:
-            point = Point(x, *self.problem.with_blocks(x))
+            ((value, gradient),), there = self.problem.with_blocks(x)
+            point = Point(x, value, gradient, there)
         if self.held is None:
             return point
         gradient = np.where(np.append(self.held, np.zeros_like(self.held)), 0.0, point.gradient)
@@ -197,23 +176,28 @@ class Search:
     def _round(self, goal: float, limit: float) -> None:
         """Steps of L-BFGS in one set of variables; the first round uses the given memory, if there is one."""
         blocks = self.point.blocks
-        self._scaling = scaling = Scaling(blocks, self.point.gradient) if blocks else Unscaled()
-        is_far = scaling.is_far and not self._keep_memory
+        self._scaling = scaling = Scaling(blocks, self.point.gradient) if blocks else None
+        is_far = scaling is not None and scaling.is_far and not self._keep_memory
         end = min(limit, self.passes + (FAR_ROUND if is_far else ROUND if blocks else math.inf) * self.problem.share)
         if not self._keep_memory:
-            self.memory = Memory()
+            self.memory.clear()
         self._keep_memory = False
         while self.point.largest > goal and self.passes < end:
-            slopes = scaling.gradient(self.point.gradient)
-            direction = self.memory.direction(slopes)
+            slopes = scaling.gradient(self.point.gradient) if scaling else self.point.gradient
+            direction = quasi_newton(self.memory, slopes)
             if not slopes @ direction < 0:
-                self.memory, direction = Memory(), -slopes
+                self.memory.clear()
+                direction = -slopes
             # Without blocks, nothing determines the length of the first step.
-            size = 1.0 if blocks or self.memory.pairs else min(1.0, 1 / float(np.linalg.norm(slopes)))
-            taken = self._step(scaling.step(direction), size, goal, limit, end)
+            size = 1.0 if blocks or self.memory else min(1.0, 1 / float(np.linalg.norm(slopes)))
+            taken = self._step(scaling.step(direction) if scaling else direction, size, goal, limit, end)
             if taken is None:
                 break
-            self.memory.add(taken * direction, scaling.gradient(self.point.gradient) - slopes)
+            new_slopes = scaling.gradient(self.point.gradient) if scaling else self.point.gradient
+            step, change = taken * direction, new_slopes - slopes
+            curvature = float(step @ change)
+            if curvature > 1e-12 * float(np.linalg.norm(step) * np.linalg.norm(change)):
+                self.memory.append((step, change, curvature))
 
     def ahead(self) -> np.ndarray:
         """Where the next step would go; the current point, if there are no blocks."""
@@ -221,7 +205,7 @@ class Search:
         scaling = self._scaling or (Scaling(point.blocks, point.gradient) if point.blocks else None)
         if scaling is None:
             return point.x
-        return np.asarray(point.x + scaling.step(self.memory.direction(scaling.gradient(point.gradient))))
+        return np.asarray(point.x + scaling.step(quasi_newton(self.memory, scaling.gradient(point.gradient))))
 
     def _step(self, direction: np.ndarray, size: float, goal: float, limit: float, end: float) -> float | None:
         """Line search along a direction; returns the step size, or None if no point is acceptable.
@@ -247,15 +231,11 @@ class Search:
                 short = (size, new_slope)
             else:
                 far = (size, new_slope)
-            size = _next_size(short, far)
+            if far[0] == math.inf:
+                size = 4 * short[0]
+                continue
+            # Where a line through both slopes is 0, well inside.
+            rise = far[1] - short[1]
+            guess = -short[1] / rise if rise > 0 else 0.5
+            size = short[0] + (far[0] - short[0]) * min(max(guess, 0.1), 0.9)
         return None
-
-
-def _next_size(short: tuple[float, float], far: tuple[float, float]) -> float:
-    """The step size where a line through both slopes is 0, well inside; a longer one if none was too long."""
-    if far[0] == math.inf:
-        return 4 * short[0]
-    width = far[0] - short[0]
-    rise = far[1] - short[1]
-    guess = -short[1] / rise if rise > 0 else 0.5
-    return short[0] + width * min(max(guess, 0.1), 0.9)

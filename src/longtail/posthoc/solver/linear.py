@@ -28,6 +28,12 @@ SINGLE_PRECISION = 1e-5  # relative gradient that float32 still resolves
 SHRINKAGE = 0.1  # of the covariance towards a multiple of the identity
 
 
+def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """(N,) float64: samples of one class share 1 / K, what class-balanced sampling draws on average."""
+    counts = torch.bincount(labels, minlength=num_classes).double()
+    return 1 / (num_classes * counts[labels])
+
+
 @dataclass(frozen=True)
 class ClassStatistics:
     """Means and covariance of features (N, D) of K classes, in float64.

@@ -115,7 +115,7 @@ const GROUPS = { many: "Many-shot classes", medium: "Medium-shot classes", few: 
 function drawCards() {
   const cards = data.figures.map((name) => {
     const [text, mood] = change(name, before.scores[name], after.scores[name]);
-    return card(GROUPS[name] ?? SCORES[name].heading, shownScore(name, after.scores[name]), `${text} ${data.intervals[name] ?? ""}`.trim(), mood);
+    return card(GROUPS[name] ?? SCORES[name].heading, shownScore(name, after.scores[name]), `${text} ${(data.intervals[name] ?? "").replace(" ", "\u00a0")}`.trim(), mood);
   });
   byId("cards").replaceChildren(...cards);
 }
@@ -212,7 +212,7 @@ function drawPoint() {
     lines.push(costs ? costLine("validationCost", "Cost per image (validation)", "dot") : { type: "scatter", mode: "lines", x: values, y: data.points.map((p) => p.validation.balanced), name: `${SCORES.balanced.heading} (validation)`, line: { color: color("after"), dash: "dot" } });
   }
   draw("trade-off", lines, {
-    xaxis: { title: { text: "strength: 0 unchanged model, 1 whole calibration" } }, yaxis: { title: { text: `${data.split} images (%)` } }, margin: { l: 52, r: costs ? 56 : 20, t: 34, b: 44 },
+    xaxis: { title: { text: "strength (1: whole calibration)" } }, yaxis: { title: { text: `${data.split} images (%)` } }, margin: { l: 52, r: costs ? 56 : 20, t: 34, b: 44 },
     ...(costs ? { yaxis2: { overlaying: "y", side: "right", tickmode: "auto", showgrid: false, rangemode: "tozero", title: { text: "cost per image" } } } : {}),
     shapes: [{ type: "line", x0: point.strength, x1: point.strength, y0: 0, y1: 1, yref: "paper", line: { color: color("quiet"), width: 1 } }],
   });
