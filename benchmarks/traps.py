@@ -100,6 +100,9 @@ TRAPS: dict[str, Samples] = {
     "labels in a random order, 1 in 100 positive": permuted(RARE),
     "labels one row late": replace(FOUR, labels=np.roll(FOUR.labels, 1)),
     "labels one row late, 1 in 100 positive": replace(RARE, labels=np.roll(RARE.labels, 1)),
+    "labels 0 and 1 exchanged, 1 in 100 positive": replace(
+        RARE, labels=1 - RARE.labels, counts=RARE.counts[::-1].copy()
+    ),
     "columns in another order": FOUR.both(lambda logits: logits[:, [2, 0, 3, 1]]),
     "two columns exchanged": FOUR.both(lambda logits: logits[:, [1, 0, 2, 3]]),
     "signs reversed": FOUR.both(np.negative),
@@ -211,7 +214,12 @@ def main() -> None:
             for door, answer in DOORS.items():
                 end, said = examine(lambda: answer(data, folder), data.test_labels, best[len(data.counts)])  # noqa: B023
                 expected = "correct" if what.startswith("sound") else "refused or warned"
-                words = said.removeprefix("longtail: ").removeprefix("warning: ").replace("|", "/")
+                words = (
+                    said.replace(f"{folder}/", "")
+                    .removeprefix("longtail: ")
+                    .removeprefix("warning: ")
+                    .replace("|", "/")
+                )
                 rows.append({"trap": what, "door": door, "expected": expected, "end": end, "said": words[:90]})
                 print(" | ".join(rows[-1].values()), flush=True)
     if any(row["end"] == "WRONG" or (row["end"] != "correct") == (row["expected"] == "correct") for row in rows):

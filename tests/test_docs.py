@@ -29,7 +29,7 @@ def name_of(page):
 
 
 def run_line(line):
-    words = shlex.split(line)
+    words = shlex.split(line, comments=True)
     if words[0] == "longtail":
         assert main(words[1:]) == 0, line
     elif words[:3] == ["python", "-m", "longtail.paper"]:
@@ -40,7 +40,7 @@ def run_line(line):
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
-def test_code_blocks_run(page, tmp_path, monkeypatch):
+def test_code_blocks_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names = {"__name__": "page"}
@@ -51,6 +51,20 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         elif kind == "bash":
             for line in code.replace("\\\n", " ").strip().splitlines():
                 run_line(line)
+    if page.name == "README.md":
+        check_numbers(page.read_text(encoding="utf-8"), capsys.readouterr().out)
+
+
+def check_numbers(text, printed):
+    """The README's numbers are what its code prints, up to the rounding of another processor."""
+    for score, said in {
+        "balanced": r"Balanced accuracy: ([\d.]+\d), by MARC ([\d.]+\d), by HALO ([\d.]+\d)\.",
+        "top-1 as in training": r"frequent as in training: ([\d.]+\d), ([\d.]+\d), ([\d.]+\d)\.",
+    }.items():
+        now = [float(value) for value in re.findall(rf"{score} ([\d.]+)", printed)]
+        assert now == pytest.approx([float(value) for value in re.search(said, text).groups()], abs=0.02), score
+    (estimate,) = re.findall(r"accuracy ([\d.]+) \[", text)
+    assert float(printed.splitlines()[-1].split()[0]) == pytest.approx(float(estimate), abs=0.05)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

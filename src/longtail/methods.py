@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from torch import Tensor, nn
 
 from longtail.errors import choose
-from longtail.files.text import parse_options, taken_by
+from longtail.files.text import parse_options
 from longtail.losses import (
     LADE,
     BalancedSoftmax,
@@ -76,9 +76,8 @@ class TrainMethod:
 
     def build(self, backbone: nn.Module, class_counts: Tensor, options: dict[str, str]) -> tuple[nn.Module, Objective]:
         """The network and its objective; each option goes to whichever of the two takes it."""
-        parsed = parse_options(options, self.model, self.objective)
-        model = self.model(backbone, class_counts, **taken_by(parsed, self.model))
-        return model, self.objective(class_counts, **taken_by(parsed, self.objective))
+        of_model, of_objective = parse_options(options, self.model, self.objective)
+        return self.model(backbone, class_counts, **of_model), self.objective(class_counts, **of_objective)
 
 
 def of_loss(loss: type[nn.Module]) -> Callable[..., Objective]:
@@ -354,7 +353,7 @@ def build_posthoc(
     MARC(batch_size=128, max_iter=4883, solver='sgd')
     """
     estimator = POSTHOC_METHODS[choose("method", name, POSTHOC_METHODS)].estimator
-    given = parse_options(options, estimator.__init__)
+    (given,) = parse_options(options, estimator.__init__)
     if frozen or (trained_by and TRAIN_METHODS[trained_by].balances):
         given = {**estimator.for_balanced_logits, **(estimator.for_frozen_backbone if frozen else {}), **given}
     stage = STAGE_TWO.get(data or "")

@@ -47,3 +47,28 @@ def test_every_command_names_the_next_one(tmp_path, monkeypatch, capsys):
     (page,) = re.findall(r"written: (.*\.html) ", printed.err)
     assert Path(page).is_file()
     assert words == ["report", "runs/My scans, 2026", "--serve"]
+    capsys.readouterr()
+    assert main(["evaluate", "runs/My scans, 2026/halo", "--workers", "0"]) == 0
+    assert "fitted or chosen on the validation images: its scores there are higher" in capsys.readouterr().err
+
+
+def test_saved_logits_lead_to_a_calibration_and_a_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, counts in {"train": [300, 60, 12], "my val": [60, 30, 20], "test": [40, 40, 40]}.items():
+        labels = np.repeat(np.arange(3), counts)
+        np.savez(name, logits=3 * np.eye(3)[labels] + rng.normal(size=(len(labels), 3)) + [2, 0, -2], labels=labels)
+
+    def following(*words):
+        capsys.readouterr()
+        assert main(list(words)) == 0
+        (command,) = re.findall(r"^next: longtail (.*)$", capsys.readouterr().err, re.MULTILINE)
+        return shlex.split(command)
+
+    calibrate = following("diagnose", "my val.npz", "--train", "train.npz")
+    assert calibrate[:4] == ["calibrate", "train.npz", "--validation", "my val.npz"]
+    assert main(calibrate) == 0
+    report = following("calibrate", "train.npz", "--validation", "my val.npz", "--test", "test.npz", "--out", "out")
+    assert report[:4] == ["report", "train.npz", "--validation", "my val.npz"]
+    assert main(report) == 0
+    assert Path("report/index.html").is_file()

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
+from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from longtail.errors import UserError
 from longtail.posthoc.probe.estimator import Probe
@@ -37,6 +40,43 @@ def test_any_counts_and_width_give_probabilities(counts, width, seed):
     assert set(probe.predict(means)) <= set(y)
     if max(counts) == 1:
         assert probe.result_.balanced is None
+
+
+def test_many_more_features_than_samples_do_not_spoil_the_tail():
+    counts = np.array([40, 20, 10, 5, 3, 1])
+    rng = np.random.default_rng(0)
+    labels, truth = np.repeat(np.arange(6), counts), np.repeat(np.arange(6), 50)
+    means = 0.2 * rng.standard_normal((6, 1500))
+    features, tests = (means[own] + rng.standard_normal((len(own), 1500)) for own in (labels, truth))
+    probe = Probe().fit(features, labels)
+    balanced = LogisticRegression(class_weight="balanced").fit(features, labels)
+    ours, theirs = (balanced_accuracy_score(truth, model.predict(tests)) for model in (probe, balanced))
+    assert ours > theirs
+    assert log_loss(truth, probe.predict_proba(tests)) < log_loss(truth, balanced.predict_proba(tests))
+
+
+def test_one_broken_sample_does_not_spoil_the_others():
+    X, y, _ = clusters([60, 20, 6], width=8, distance=1.0)  # noqa: N806
+    clean = Probe().fit(X, y)
+    broken = X.copy()
+    broken[3] = 1e6
+    probe = Probe().fit(broken, y)
+    assert (clean.result_.far, probe.result_.far) == (0, 1)
+    assert np.mean(probe.predict(X[4:]) == clean.predict(X[4:])) > 0.9
+    assert "as the median one: 1;" in probe.result_.notes()[0]
+
+
+def test_copies_of_samples_do_not_flatter_the_estimate():
+    images, labels = load_digits(return_X_y=True)
+    rows = np.random.default_rng(0).permutation(len(labels))[:200]
+    X, y = images[rows], labels[rows]  # noqa: N806
+    once = Probe().fit(X, y).result_
+    for features in (np.repeat(X, 3, 0), csr_matrix(np.repeat(X, 3, 0))):
+        thrice = Probe().fit(features, np.repeat(y, 3)).result_
+        assert (once.copies, thrice.copies) == (0, 400)
+        for one, three in ((once.balanced, thrice.balanced), (once.natural, thrice.natural)):
+            assert three.accuracy == pytest.approx(one.accuracy, abs=0.03)
+            assert three.high - three.low == pytest.approx(one.high - one.low, rel=0.2)
 
 
 def test_one_sample_per_class_is_enough_to_predict_with():

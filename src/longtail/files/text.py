@@ -9,7 +9,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from longtail.errors import choose
 
@@ -99,20 +101,13 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def parse_options(options: dict[str, str], *functions: Callable[..., object]) -> dict[str, object]:
-    """Options converted to values, with `-` or `_` in names; an error lists the names that the functions accept."""
-    names = dict.fromkeys(name for function in functions for name in _names(function))
-    return {choose("option", name.replace("-", "_"), names): _value(text) for name, text in options.items()}
-
-
-def _names(function: Callable[..., object]) -> list[str]:
-    given = ("self", "backbone", "class_counts")
-    return [name for name in inspect.signature(function).parameters if name not in given]
-
-
-def taken_by(options: dict[str, object], function: Callable[..., object]) -> dict[str, object]:
-    """The options that a function accepts."""
-    return {name: value for name, value in options.items() if name in _names(function)}
+def parse_options(options: dict[str, str], *functions: Callable[..., object]) -> list[dict[str, Any]]:
+    """For each function the options that it takes, as values; `-` or `_` in names, an error lists the valid ones."""
+    given = {"self", "backbone", "class_counts"}
+    names = [[name for name in inspect.signature(function).parameters if name not in given] for function in functions]
+    valid = dict.fromkeys(chain(*names))
+    values = {choose("option", name.replace("-", "_"), valid): _value(text) for name, text in options.items()}
+    return [{name: value for name, value in values.items() if name in of_function} for of_function in names]
 
 
 def _value(text: str) -> object:

@@ -31,6 +31,9 @@ RELEASES = 5  # rounds of the active set in which a held scale may be freed agai
 TAUS = GAMMAS = tuple(round(0.1 * step, 1) for step in range(21))  # candidates of "auto"
 USUAL_TAU = 1.0
 INTERPOLATED = 5  # solutions that the start of another one is interpolated from
+# Settings of several methods: their bounds, and the smallest of whole numbers.
+NUMBERS: dict[str, dict[str, float]] = {"ridge": {"at_least": 0}, "tolerance": {"above": 0}, "lr": {"above": 0}}
+WHOLE_NUMBERS = {"max_iter": 1, "batch_size": 1, "seed": 0}
 Formula = Callable[[float], tuple[np.ndarray, np.ndarray]]  # tau → scale (K,), shift (K,)
 
 
@@ -103,7 +106,7 @@ class ScaleAndShift(PostHoc):
         """What is minimised over [scale, shift] (2K,)."""
 
     def check_settings(self) -> None:
-        check_solver(self.tolerance, self.max_iter, self.ridge)
+        check_numbers(self)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         problem = self._problem(with_margins(data))
@@ -179,19 +182,16 @@ class TauPostHoc(AffinePostHoc):
         return 0
 
 
-def check_solver(tolerance: object, max_iter: object, ridge: object = 0.0) -> None:
-    """Settings of the exact solver: how exact, how many passes (None: the method's default), weight decay."""
-    number("ridge", ridge, at_least=0)
-    number("tolerance", tolerance, above=0)
-    if max_iter is not None:
-        whole_number("max_iter", max_iter)
+def check_numbers(method: PostHoc) -> None:
+    """Refuse wrong settings of the exact solver and of gradient steps, which several methods have.
 
-
-def check_sgd(batch_size: object, lr: object, seed: object) -> None:
-    """Settings of gradient steps."""
-    whole_number("batch_size", batch_size)
-    number("lr", lr, above=0)
-    whole_number("seed", seed, at_least=0)
+    A `max_iter` of None is the method's default.
+    """
+    for name, value in method.get_params(deep=False).items():
+        if name in NUMBERS:
+            number(name, value, **NUMBERS[name])
+        elif name in WHOLE_NUMBERS and not (name == "max_iter" and value is None):
+            whole_number(name, value, at_least=WHOLE_NUMBERS[name])
 
 
 def number_or_auto(value: object, name: str, **bounds: float) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from longtail.errors import choose
 from longtail.outputs.checks import Array
-from longtail.posthoc.affine import check_sgd, check_solver
+from longtail.posthoc.affine import check_numbers
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import FitData, require_features
 from longtail.posthoc.solver import FitResult, minimise
@@ -95,8 +95,7 @@ class CRT(NewHead):
 
     def check_settings(self) -> None:
         choose("solver", self.solver, ("exact", "sgd"))
-        check_solver(self.tolerance, self.max_iter, self.ridge)
-        check_sgd(self.batch_size, self.lr, self.seed)
+        check_numbers(self)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         features = require_features(data.features, self)

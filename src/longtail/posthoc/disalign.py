@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from longtail.errors import UserError, choose, number, whole_number
 from longtail.files.tensors import writable
 from longtail.heads.kinds import DisAlignHead, align
-from longtail.posthoc.affine import check_sgd
+from longtail.posthoc.affine import check_numbers
 from longtail.posthoc.base import PostHoc, is_trained
 from longtail.posthoc.inputs import FitData, require_features
 from longtail.posthoc.marc import class_weights
@@ -83,7 +83,7 @@ class DisAlign(PostHoc):
         choose("divide_by", self.divide_by, ("batch", "weights"))
         whole_number("max_iter", self.max_iter)
         number("weight_decay", self.weight_decay, at_least=0)
-        check_sgd(self.batch_size, self.lr, self.seed)
+        check_numbers(self)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         began = time.perf_counter()

@@ -18,7 +18,8 @@ A model whose probabilities were right would have `T = C = sum_ic p_ic R_ic`. Ov
 unknown share f of it. With z = T / sd:
 
 - Warned of: z is not significant at 1 %, although f = 1/2 would be with a power of 99 % (C / sd > 9.3). Agreement that
-  is significant passes, however weak; so do sets that are too small, and models that are too unsure, for such a test.
+  is significant passes, however weak; so do sets that are too small, and models that are too unsure, for such a test,
+  unless z is significantly below 0.
 - Refused: strong evidence in addition, a Bayes factor of at least 20 (Kass and Raftery, Bayes Factors, JASA 1995) of a
   random order, z ~ N(0, 1), against z ~ N(f C / sd, 1) with every f between 0 and 1 equally probable. z significantly
   below 0 is only warned of: that is no random order. A model that has learnt nothing looks the same and is refused too.
@@ -174,12 +175,17 @@ def _check_columns(data: FitData, logits: np.ndarray, labels: np.ndarray, z: flo
 
 def _check_agreement(logits: np.ndarray, labels: np.ndarray, z: float, expected_z: float) -> None:
     """Labels that agree with the logits no more than by chance, though the model is sure of its predictions."""
-    if z >= SIGNIFICANT or expected_z < DETECTABLE:
+    if z >= SIGNIFICANT or (expected_z < DETECTABLE and z > -SIGNIFICANT):
         return
+    how, why = (
+        "no more than",
+        "labels and logits may be in a different order of samples; save both in one pass, unshuffled",
+    )
+    if z <= -SIGNIFICANT:
+        how, why = "less than", "two classes may be exchanged, in the labels or in the columns of the logits"
     message = (
-        f"the logits agree with the labels no more than by chance ({100 * (logits.argmax(1) == labels).mean():.1f} % "
-        f"of {len(labels):,} predictions are correct): labels and logits may be in a different order of samples; "
-        "save both in one pass, without shuffling"
+        f"the logits agree with the labels {how} by chance ({100 * (logits.argmax(1) == labels).mean():.1f} % "
+        f"of {len(labels):,} predictions are correct): {why}"
     )
     # Bayes factor of labels in a random order against labels of these rows.
     evidence = expected_z * norm.pdf(z) / (norm.cdf(z) - norm.cdf(z - expected_z))

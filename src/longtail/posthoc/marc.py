@@ -28,8 +28,7 @@ from longtail.posthoc.affine import (
     AffinePostHoc,
     balanced_accuracy,
     best_setting,
-    check_sgd,
-    check_solver,
+    check_numbers,
     identity,
     interpolated,
     minimise_positive,
@@ -134,8 +133,7 @@ class MARC(AffinePostHoc):
         choose("ridge_centre", self.ridge_centre, ("identity", "zero"))
         choose("schedule", self.schedule, ("paper", "release"))
         choose("divide_by", self.divide_by, ("batch", "weights"))
-        check_solver(self.tolerance, self.max_iter, self.ridge)
-        check_sgd(self.batch_size, self.lr, self.seed)
+        check_numbers(self)
 
     def enough_images(self, num_classes: int) -> int | None:
         """Measured: within 0.1 points of all images in the mean of draws (docs/results/images_per_class.md).

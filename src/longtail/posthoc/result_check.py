@@ -25,7 +25,7 @@ samples, is judged by them alone.
 Samples left out of the fit: methods that fit several numbers per class on features, or on held-out samples, are fitted
 again in three folds. Harm of the AUC counts there if the fit looks better on its own samples than on those left out,
 significantly at 5 %: so few samples of a rare class as make such a method harmful never show its harm by themselves.
-A gain of 0.05 that is not surely there on the samples left out is reported, too. A network has seen the training
+A gain of 0.025 that is not surely there on the samples left out is reported, too. A network has seen the training
 samples, and an accuracy near 100 % falls in any fold, so these are judged by AUC alone.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from longtail.posthoc.base import PostHoc
     from longtail.posthoc.inputs import FitData
 
-AUC_FALL, BY_HEART = 0.01, 0.05
+AUC_FALL, BY_HEART = 0.01, 0.025
 LIKELY = 1.64  # standard deviations, 5 %: that a fit looks better on its own samples is expected
 MIN_SAMPLES, MAX_PAIRS = 5, 200  # AUC: samples of a class that is considered, pairs of classes
 ONE_CLASS = 0.95  # share of predictions on a balanced set

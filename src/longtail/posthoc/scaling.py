@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from longtail.errors import number
-from longtail.posthoc.affine import AffinePostHoc, ScaleAndShift, check_solver, identity
+from longtail.posthoc.affine import AffinePostHoc, ScaleAndShift, check_numbers, identity
 from longtail.posthoc.base import PostHoc
 from longtail.posthoc.inputs import FitData
 from longtail.posthoc.solver import FitResult, Problem, Solution, minimise
@@ -78,7 +78,7 @@ class TemperatureScaling(AffinePostHoc):
         self.max_iter = max_iter
 
     def check_settings(self) -> None:
-        check_solver(self.tolerance, self.max_iter)
+        check_numbers(self)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         scale, solution = _common_scale(_unweighted(data), self.tolerance, self.max_iter)
@@ -179,7 +179,7 @@ class MatrixScaling(PostHoc):
     def check_settings(self) -> None:
         number("off_diagonal", self.off_diagonal, at_least=0)
         number("intercept", self.intercept, at_least=0)
-        check_solver(self.tolerance, self.max_iter)
+        check_numbers(self)
 
     def _fit(self, data: FitData, validation: FitData | None) -> None:
         classes = data.num_classes

@@ -90,7 +90,7 @@ def report_run(
             checkpoint_row(other, run, split, root, workers, display) for other in ((run, *rest) if rest else ())
         ],
         read_image=lambda index: picture(images, index),
-        caution=f"They are {shown.caution}." if shown.caution else "",
+        caution=f"The scores are {shown.caution}." if shown.caution else "",
         diagnosis=diagnosis,
     )
     summary = summarise(held_out, validation, calibrated)
@@ -189,7 +189,7 @@ def read_stored(
     strength = described.chosen.get("strength", 1.0)
     if "strength" in described.chosen:
         title = f"{title.replace(' + limit', '')} at strength {strength:g}"
-    used = held_out.split == "validation" and (where.held_out or where.split == "validation")
+    used = held_out.split == "validation" and where.used_validation
     return Calibrated(
         title,
         logits(held_out),

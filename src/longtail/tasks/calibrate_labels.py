@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ SCORES = {
 def multilabel_method(options: dict[str, str], target: str | None, names: Sequence[str]) -> MultiLabelCalibration:
     """The method with options given as text; the target is a word, a number, or a CSV file with lines label,share."""
     given = options if target is None else {**options, "target_prevalence": target}
-    settings: dict[str, Any] = parse_options(given, MultiLabelCalibration.__init__)
+    (settings,) = parse_options(given, MultiLabelCalibration.__init__)
     wanted = settings.get("target_prevalence")
     if isinstance(wanted, str) and Path(wanted).suffix.lower() in DELIMITERS:
         settings["target_prevalence"] = read_weights(Path(wanted), names)

@@ -64,6 +64,11 @@ class FittedOn:
         also = None if held_out is None or held_out is outputs else len(held_out)
         return cls(seen=seen, samples=len(outputs), held_out=also, **{name: getattr(outputs, name) for name in names})
 
+    @property
+    def used_validation(self) -> bool:
+        """Whether the fit, or the choice of a setting, used validation samples."""
+        return bool(self.held_out) or self.split == "validation"
+
     def in_words(self) -> str:
         """The outputs, and whether the network has seen their images.
 

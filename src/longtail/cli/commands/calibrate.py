@@ -194,6 +194,10 @@ def _calibrate_file(options: Calibrate, own: FileOptions, out: Path) -> int:
         world.require_alike(**given, samples=len(train))
         scores = calibrate_files(train, method, out, held_out, name=name, world=world, overwrite=options.overwrite)
     _print(options, name, method, why, scores, out)
+    if why and own.test and not own.labels:  # the report fits the same method, and needs test samples
+        places = {"--label-column": own.label_column, "--validation": own.validation, "--test": own.test}
+        words = [str(word) for pair in places.items() if pair[1] for word in pair]
+        options.display().line(f"next: {command_on('report', options.source, None, *words, '--out', 'report')}")
     if not held_out:
         options.display().line(NOT_SCORED)
     return 0

@@ -127,6 +127,10 @@ def show(options: Diagnose, diagnosis: Diagnosis) -> None:
                 "calibrate fits HALO on validation images (longtail train --validation 0.1), not on the "
                 f"{diagnosis.split} images: the gain can differ"
             )
+    elif diagnosis.advice is not None and options.file.train:
+        column = ["--label-column", options.file.label_column] if options.file.label_column else []
+        words = ["--validation", str(options.source), *column, *diagnosis.advice, "--out", "calibrated"]
+        display.line(f"next: {command_on('calibrate', options.file.train, None, *words)}")
     options.print_json(diagnosis.to_dict())
 
 

@@ -81,6 +81,15 @@ def main(words: list[str]) -> int:
             every_class=options.all,
         )
     )
+    if path.stem.startswith("metrics-validation") and run.calibration:
+        from longtail.tasks.calibration import read_calibration  # slow to import: scikit-learn
+
+        described = read_calibration(run.folder)[0]
+        if described.fitted_on.used_validation:
+            display.line(
+                f"{described.title} was fitted or chosen on the validation images: its scores there are higher than on "
+                "new images"
+            )
     more = {}
     if costs is not None:
         labels, predicted = np.repeat(metrics.cells[:, :2], metrics.cells[:, 2], axis=0).T

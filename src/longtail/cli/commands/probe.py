@@ -154,6 +154,8 @@ def _print(options: Probe, scores: ProbeScores) -> None:
         f"{result.shrinkage:g} towards {towards}, scale {result.scale:.3f}; {result.seconds:.1f} s, "
         f"{result.passes} passes"
     )
+    for note in result.notes():
+        display.line(note)
     display.table(_estimates(result.balanced, result.natural, result.held_out))
     if scores.test:
         display.table(comparison_table("test", scores.test))
@@ -166,7 +168,12 @@ def _print(options: Probe, scores: ProbeScores) -> None:
         display.line(f"logistic regression was left out: {scores.left_out}")
     display.line(f"written: {options.out} ({', '.join(sorted(path.name for path in options.out.glob('[!.]*')))})")
     if options.images.backbone is not None:
-        display.line(f"score it with: {command_on('evaluate', options.out, options.images.root)}")
+        display.line(f"next: {command_on('evaluate', options.out, options.images.root)}")
+    else:
+        display.line(
+            "logits are features @ weight.T + bias, of the classes in probe.json; --test NEW (without labels) predicts "
+            "new embeddings"
+        )
 
 
 def _estimates(balanced: Estimate | None, natural: Estimate | None, held_out: int) -> Table | str:

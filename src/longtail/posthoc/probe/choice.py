@@ -1,11 +1,12 @@
 """Metric and ridge chosen by the likelihood of samples that heads have not seen.
 
-For each metric the ridge falls in steps of sqrt(10), each head solved from the one before, until the loss of the
-held-out samples rises; other metrics start from the best head so far. The ridge of class k is
+For a metric the ridge falls and rises in steps of sqrt(10), each head solved from the one before, until the loss of the
+held-out samples grows; with fewer samples than features it can have two minima. Other metrics start from the best head
+so far. The ridge of class k is
 
     ridge (n_k / mean n)^power
 
-with a power of 1/2, and then, from the best head, of 0: one ridge for all classes may press the vectors of small
+with a power of 1/2, and then of 0: one ridge for all classes may press the vectors of small
 classes to 0, or be what few samples need; held-out samples decide. What counts is ridge x samples, the precision
 of a Gaussian prior on the class vectors: it is the same for a subsample, a fold and all samples. Large data are chosen
 on fewer held-out samples, very large data on a subsample of classes and rows.
@@ -26,9 +27,10 @@ from longtail.posthoc.probe.result import Evidence
 from longtail.posthoc.probe.ridge_head import Head, RidgeProblem
 
 METRICS = (Metric(0.5), Metric(1.0), Metric(0.1), Metric(0.5, scaled=True))
-RIDGES = tuple(10 ** (0.5 - step / 2) for step in range(17))  # 3.2 down to 3e-8, times the samples of the fit
-FIRST = 3  # 0.1
+RIDGES = tuple(10 ** (1.5 - step / 2) for step in range(19))  # 32 down to 3e-8, times the samples of the fit
+FIRST = 5  # 0.1
 POWERS = (0.5, 0.0)
+SEPARATED = 0.01  # mean p (1 - p) of a head on its own samples, relative to that of the prior
 PATIENCE = 2  # ridges in a row that are no better, before a search from nothing ends
 HELD_FOR_CHOICE = 4_000  # held-out samples are enough to choose by
 WORK_FOR_CHOICE = 1 << 33  # samples x features x classes of the fits that choose
@@ -53,7 +55,7 @@ class Choice:
         return (self.ridge_for(float(counts.sum())) * (counts / counts.mean()).pow(self.power)).to(dtype).unsqueeze(1)
 
 
-USUAL = Choice(Metric(1.0), 0.03, 1000)  # where every class has one sample, and nothing can be held out
+USUAL = Choice(Metric(1.0), 0.01, 1000)  # where every class has one sample, and nothing can be held out
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,6 @@ class Fold:
     _moments: Statistics | None = field(default=None, repr=False)
     _problem: RidgeProblem | None = field(default=None, repr=False)
     _metric: Metric | None = None
-
-    @property
-    def held_labels(self) -> Tensor:
-        return self.labels[self.held]
 
     def problem(self, metric: Metric) -> RidgeProblem:
         """The objective on the samples that are kept; the last metric's is remembered."""
@@ -132,7 +130,8 @@ class Fold:
 
 def evidence_of(folds: list[Fold], scores: list[Tensor], counts: np.ndarray) -> Evidence:
     """The evidence of the samples that folds left out, together."""
-    return Evidence(torch.cat(scores), torch.cat([fold.held_labels for fold in folds]), counts)
+    held = np.concatenate([fold.held for fold in folds])
+    return Evidence(torch.cat(scores), folds[0].labels[held], counts)
 
 
 @dataclass
@@ -144,48 +143,45 @@ class Trial:
     evidence: list[Tensor]
     heads: list[Start]
 
+    def separates(self, counts: np.ndarray) -> bool:
+        """Whether a head has almost no doubt about its own samples: smaller ridges are slow, and change its length."""
+        prior = counts / counts.sum()
+        return float(self.heads[0].spread.sum()) < SEPARATED * float((prior * (1 - prior)).sum())
+
 
 def choose_ridge(folds: list[Fold], counts: np.ndarray, tolerance: float) -> Trial:
     """The best metric, ridge and power for folds."""
     best: Trial | None = None
-    for metric in METRICS:
-        if best is None or metric.scaled:  # other units need another ridge: a search of its own
-            found = _search(folds, counts, metric, POWERS[0], FIRST, None, tolerance)
-        else:
-            found = _search(folds, counts, metric, POWERS[0], RIDGES.index(best.choice.ridge), best.heads, tolerance)
+    for metric in METRICS:  # other units need another ridge: a search of its own
+        found = _search(folds, counts, metric, POWERS[0], tolerance, None if metric.scaled else best)
         best = found if best is None or found.loss < best.loss else best
     assert best is not None
     for power in POWERS[1:]:
-        known = best.choice
-        found = _search(folds, counts, known.metric, power, RIDGES.index(known.ridge), best.heads, tolerance)
+        found = _search(folds, counts, best.choice.metric, power, tolerance)
         best = found if found.loss < best.loss else best
     return best
 
 
 def _search(
-    folds: list[Fold],
-    counts: np.ndarray,
-    metric: Metric,
-    power: float,
-    first: int,
-    start: list[Start] | None,
-    tolerance: float,
+    folds: list[Fold], counts: np.ndarray, metric: Metric, power: float, tolerance: float, near: Trial | None = None
 ) -> Trial:
-    """The best ridge of a metric and a power: falling from the first one, or rising if that is worse."""
-    patience = PATIENCE if start is None else 1
+    """The best ridge of a metric and a power, below and above a first one; or near that of a trial, if it is given."""
+    first = RIDGES.index(near.choice.ridge) if near else FIRST
 
-    def trial(step: int, near: Sequence[Start | None]) -> Trial:
-        return _trial(folds, counts, Choice(metric, RIDGES[step], len(folds[0].labels), power), near, tolerance)
+    def trial(step: int, start: Sequence[Start | None]) -> Trial:
+        return _trial(folds, counts, Choice(metric, RIDGES[step], len(folds[0].labels), power), start, tolerance)
 
-    best = origin = trial(first, start or [None] * len(folds))
+    patience = 1 if near else PATIENCE
+    best = origin = trial(first, near.heads if near else [None] * len(folds))
     for way in (1, -1):
-        last, rises, step = origin, 0, first + way
-        while 0 <= step < len(RIDGES) and rises < patience:
+        side, last, rises, step = origin, origin, 0, first + way
+        while 0 <= step < len(RIDGES) and rises < patience and not (way > 0 and last.separates(counts)):
             last = trial(step, last.heads)
-            rises = 0 if last.loss < best.loss else rises + 1
-            best = last if last.loss < best.loss else best
+            rises = 0 if last.loss < side.loss else rises + 1
+            side = last if last.loss < side.loss else side
             step += way
-        if best is not origin:
+        best = side if side.loss < best.loss else best
+        if near and best is not origin:
             break
     return best
 
@@ -197,7 +193,10 @@ def _trial(
     for fold, near in zip(folds, start, strict=True):
         heads.append(fold.solve(choice, near, tolerance))
         evidence.append(fold.evidence(choice.metric, heads[-1]))
-    return Trial(choice, evidence_of(folds, evidence, counts).best_scale(folds[0].rows.world)[1], evidence, heads)
+    unseen = evidence_of(folds, evidence, counts)
+    unusual = np.log10(choice.ridge_for(1) / USUAL.ridge_for(1)) ** 2 / 2  # has the weight of one sample
+    loss = unseen.best_scale(folds[0].rows.world)[1] + unseen.several().one_sample * unusual
+    return Trial(choice, loss, evidence, heads)
 
 
 def subsample(labels: np.ndarray, width: int, num_classes: int, seed: int) -> np.ndarray | None:

@@ -47,7 +47,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         classes: all classes, if `y` may lack some of them.
         unseen: a class without samples is "never" predicted, or predicted by its "prior": no feature counts for or
             against it.
-        tolerance: largest gradient at the end of a solve, relative to that at a head with equal scores for all classes.
+        tolerance: scaled gradient at the end of a solve, relative to the root of the objective.
         seed: decides the folds.
 
     Fitted attributes: `classes_` (K,), `n_features_in_`, `feature_names_in_` (of a table), `head_` (weight and bias
@@ -69,7 +69,7 @@ class Probe(ClassifierMixin, BaseEstimator):
         *,
         classes: Sequence[Any] | None = None,
         unseen: Literal["never", "prior"] = "never",
-        tolerance: float = 1e-2,
+        tolerance: float = 0.05,
         seed: int = 0,
     ) -> None:
         self.target_prior = target_prior

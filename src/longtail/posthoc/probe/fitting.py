@@ -71,7 +71,9 @@ def fit_head(
     """
     present, labels = np.unique(codes, return_inverse=True)
     rows = Rows(features, columns=len(present), world=world)
+    far = rows.bound()
     fitted = _fit_present(rows, labels, len(present), seed, tolerance, report)
+    fitted = replace(fitted, result=replace(fitted.result, far=far))
     if len(present) == num_classes:
         return fitted
     weight, bias = np.zeros((num_classes, features.shape[1])), np.zeros(num_classes)
@@ -84,15 +86,15 @@ def _fit_present(
 ) -> FittedHead:
     """The same for classes that have samples."""
     began, targets = time.perf_counter(), torch.from_numpy(labels)
-    counts = np.bincount(labels, minlength=num_classes)
-    held = stratified_folds(labels, number_of_folds(counts), seed, keep_single=True)
+    counts, copies = np.bincount(labels, minlength=num_classes), rows.copies(labels)
+    held = _folds(labels, copies, seed)
     most = MOST_SCORES // num_classes
-    folds = [Fold(rows, targets, num_classes, _some(fold, most, seed), report) for fold in held if len(fold)]
+    folds = [Fold(rows, targets, num_classes, _some(fold, copies, most, seed), report) for fold in held if len(fold)]
     whole = Fold(rows, targets, num_classes, np.empty(0, dtype=np.int64), report, keeps_moments=False)
     choice, evidence, start, passes, scale = USUAL, None, None, 0, USUAL_SCALE
     natural = balanced = prior_check = set_scores = None
     if folds:
-        choice, passes, done, start = _choose(folds, counts, seed, tolerance)
+        choice, passes, done, start = _choose(folds, counts, copies, seed, tolerance)
         scored = _enough(folds, max(min(HELD_FOR_SCALE, most), sum(map(len, done))))
         for fold in scored[len(done) :]:
             fold.keeps_moments = False
@@ -100,7 +102,7 @@ def _fit_present(
             done.append(fold.evidence(choice.metric, head))
             fold.forget()
             start = start or head
-        evidence = evidence_of(scored, done, counts)
+        evidence = replace(evidence_of(scored, done, counts), copies=copies[np.concatenate([f.held for f in scored])])
         scale = evidence.best_scale(rows.world)[0]
         natural, balanced = scores_of(evidence, scale, len(scored), len(held))
         prior_check, set_scores = tried_on(evidence, scale)
@@ -120,12 +122,13 @@ def _fit_present(
         balanced=balanced,
         prior_check=prior_check,
         set_scores=set_scores,
+        copies=len(labels) - len(np.unique(copies)),
     )
     return FittedHead(scale * weight, scale * bias, centre, result)
 
 
 def _choose(
-    folds: list[Fold], counts: np.ndarray, seed: int, tolerance: float
+    folds: list[Fold], counts: np.ndarray, copies: np.ndarray, seed: int, tolerance: float
 ) -> tuple[Choice, int, list[Tensor], Start | None]:
     """The choice; if it was made on a subsample, its passes; else the first folds' evidence (M, K) and a head."""
     rows, labels = folds[0].rows, folds[0].labels.numpy()
@@ -137,14 +140,25 @@ def _choose(
         return best.choice, 0, best.evidence, best.heads[0]
     _, codes, sizes = np.unique(labels[chosen], return_inverse=True, return_counts=True)
     fewer, targets = Rows(rows.features, chosen, len(sizes), rows.world), torch.from_numpy(codes)
-    held = stratified_folds(codes, number_of_folds(sizes), seed, keep_single=True)
+    held = _folds(codes, copies[chosen], seed)
     smaller = _enough([Fold(fewer, targets, len(sizes), fold, folds[0].report) for fold in held], HELD_FOR_CHOICE)
     return choose_ridge(smaller, sizes, tolerance).choice, sum(fold.passes for fold in smaller), [], None
 
 
-def _some(held: np.ndarray, most: int, seed: int) -> np.ndarray:
+def _folds(labels: np.ndarray, copies: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Rows that each fold leaves out: stratified, with all copies of a sample, never all samples of a class."""
+    _, first, sample = np.unique(copies, return_index=True, return_inverse=True)
+    own = labels[first]
+    folds = stratified_folds(own, number_of_folds(np.bincount(own)), seed, keep_single=True)
+    return [np.flatnonzero(np.isin(sample, fold)) for fold in folds]
+
+
+def _some(held: np.ndarray, copies: np.ndarray, most: int, seed: int) -> np.ndarray:
     """At most so many of the rows that a fold holds out, in rising order; it is fitted on the others too."""
-    return held if len(held) <= most else np.sort(np.random.default_rng(seed).permutation(held)[:most])
+    if len(held) <= most:
+        return held
+    order = np.random.default_rng(seed).permutation(copies.max() + 1)[copies[held]]  # copies follow one another
+    return np.sort(held[np.argsort(order, kind="stable")[:most]])
 
 
 def _enough(folds: list[Fold], samples: int) -> list[Fold]:
@@ -157,7 +171,7 @@ def _solve(fold: Fold, choice: Choice, start: Start | None, tolerance: float) ->
     """The head of a fold; from nothing, roughly for a larger ridge first."""
     if start is None:
         easier = replace(choice, ridge=EASIER * choice.ridge)
-        start = fold.solve(easier, None, min(EASIER * tolerance, 0.1))
+        start = fold.solve(easier, None, EASIER * tolerance)
     return fold.solve(choice, start, tolerance)
 
 

@@ -7,6 +7,7 @@ matrix, or a subset of one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from longtail.posthoc.priors import check_target_prior, log_target
 
 FLOATS = (np.float64, np.float32, np.float16)
 CHUNK_NUMBERS = 1 << 21  # features or scores in a chunk: 8 MB in float32
+SAMPLED = 1024  # rows that tell where the middle is
+FARTHEST = 10.0  # times the median distance from it
 SMALL = 1 << 22  # features; up to this number float64 is as fast
 
 
@@ -141,6 +144,8 @@ class Rows:
         self.chosen = chosen
         self.columns = columns
         self.world = world
+        self.middle: np.ndarray | None = None
+        self.factors: np.ndarray | None = None  # (N,) below 1 for rows that are moved towards the middle
         self.sparse = not isinstance(features, np.ndarray)
         self.dtype = torch.float64 if self.sparse or features.size <= SMALL else torch.float32
 
@@ -153,7 +158,39 @@ class Rows:
 
     def only(self, chosen: np.ndarray) -> Rows:
         """A subset of these rows."""
-        return Rows(self.features, chosen if self.chosen is None else self.chosen[chosen], self.columns, self.world)
+        rows = Rows(self.features, chosen if self.chosen is None else self.chosen[chosen], self.columns, self.world)
+        rows.middle, rows.factors = self.middle, None if self.factors is None else self.factors[chosen]
+        return rows
+
+    def bound(self) -> int:
+        """Move rows towards the middle that are as far from it as no valid features are; their number."""
+        if self.sparse:
+            return 0
+        some = self.only(np.linspace(0, len(self) - 1, min(len(self), SAMPLED)).astype(np.int64))
+        sample = np.concatenate([np.asarray(chunk, np.float64) for _, chunk in some.raw()])
+        middle = np.median(sample, 0)
+        spread = sample.std(0)
+        unit = np.divide(1, spread, out=np.zeros_like(spread), where=spread > 0)
+        away = np.concatenate([np.linalg.norm((chunk - middle) * unit, axis=1) for _, chunk in self.raw()])
+        limit = FARTHEST * np.median(away)
+        if limit > 0 and (far := away > limit).any():
+            self.middle, self.factors = middle, np.where(far, limit / np.maximum(away, limit), 1.0)
+            return int(far.sum())
+        return 0
+
+    def copies(self, labels: np.ndarray) -> np.ndarray:
+        """(N,) numbers of the samples in order of appearance; the same one for the same features and label (N,)."""
+        numbers, found = np.empty(len(self), dtype=np.int64), dict[tuple[bytes, int], int]()
+        for where, chunk in self.raw():
+            for row, label in enumerate(labels[where]):
+                if self.sparse:
+                    own = slice(*chunk.indptr[row : row + 2])
+                    content = chunk.indices[own].tobytes() + chunk.data[own].tobytes()
+                else:
+                    content = chunk[row].tobytes()
+                key = blake2b(content, digest_size=16).digest(), int(label)
+                numbers[where.start + row] = found.setdefault(key, len(found))
+        return numbers
 
     def slices(self, *, shared: bool = False) -> Iterator[slice]:
         """The rows of each chunk, or of the chunks of this process."""
@@ -165,7 +202,11 @@ class Rows:
     def raw(self, *, shared: bool = False) -> Iterator[tuple[slice, Any]]:
         """Chunks (B, D) as they are stored."""
         for where in self.slices(shared=shared):
-            yield where, self.features[where if self.chosen is None else self.chosen[where]]
+            chunk = self.features[where if self.chosen is None else self.chosen[where]]
+            if self.factors is not None and (far := np.flatnonzero(self.factors[where] < 1)).size:
+                chunk = np.array(chunk, dtype=np.float64 if self.dtype == torch.float64 else np.float32)
+                chunk[far] = self.middle + (chunk[far] - self.middle) * self.factors[where][far, None]
+            yield where, chunk
 
     def dense(self, centre: Tensor, *, shared: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """Chunks (B, D) of a dense array minus a centre (D,)."""

@@ -24,7 +24,7 @@ class ProbeHead(NewHead):
     Args:
         target_prior: class frequencies to be right for, as in `longtail.Probe`.
         unseen: a class without samples is "never" predicted, or by its "prior".
-        tolerance: largest gradient at the end of a solve, relative to that at a head with equal scores for all classes.
+        tolerance: scaled gradient at the end of a solve, relative to the root of the objective.
         seed: decides the folds.
 
     Fitted attributes: `weight_` (K, D), `bias_` (K,), `log_target_` (K,), `missing_` (names of classes without
@@ -41,7 +41,7 @@ class ProbeHead(NewHead):
         target_prior: Any = "uniform",
         *,
         unseen: Literal["never", "prior"] = "never",
-        tolerance: float = 1e-2,
+        tolerance: float = 0.05,
         seed: int = 0,
     ) -> None:
         self.target_prior = target_prior
@@ -89,7 +89,7 @@ class ProbeHead(NewHead):
         self.result_ = FitResult(result.converged, result.passes, None, result.seconds, loss)
 
     def notes(self) -> list[str]:
-        notes, scores = [], self.estimate_["balanced"]
+        notes, scores = self.probe.result_.notes(), self.estimate_["balanced"]
         if scores:
             interval = f"{percent(scores['low'])} to {percent(scores['high'])}"
             notes.append(

@@ -36,11 +36,13 @@ class Evidence:
         scores: (M, K) eta - log pi.
         labels: (M,) int64.
         counts: (K,) training samples.
+        copies: (M,) the same number for copies of a sample, or None if there are none.
     """
 
     scores: Tensor
     labels: Tensor
     counts: np.ndarray
+    copies: np.ndarray | None = None
 
     @property
     def log_prior(self) -> Tensor:
@@ -51,6 +53,11 @@ class Evidence:
         """(M,) weights proportional to n^(-power), summing to 1: unseen samples as if drawn from pi^(1 - power)."""
         weights = torch.from_numpy(self.counts.astype(np.float64))[self.labels].pow(-power)
         return weights / weights.sum()
+
+    @property
+    def one_sample(self) -> float:
+        """The weight of a sample among the effective number of samples."""
+        return float(self.weights().square().sum())
 
     def several(self) -> Evidence:
         """Without the classes of one sample, none of which can be unseen."""
@@ -64,13 +71,12 @@ class Evidence:
         """A, and the weighted loss that it gives; the same in all processes."""
         evidence = self.several()
         weights, shift = evidence.weights(), 0.5 * evidence.log_prior
-        one_sample = float(weights.square().sum())  # of the effective number
 
         def loss(log_scale: float) -> float:
             moved = torch.add(shift, evidence.scores, alpha=math.exp(log_scale))
             picked = moved.gather(1, evidence.labels.unsqueeze(1)).squeeze(1)
             unusual = ((log_scale - math.log(USUAL_SCALE)) / SPREAD) ** 2 / 2
-            return float(weights @ (torch.logsumexp(moved, 1) - picked).double()) + one_sample * unusual
+            return float(weights @ (torch.logsumexp(moved, 1) - picked).double()) + evidence.one_sample * unusual
 
         bounds = tuple(math.log(scale) for scale in SCALES)
         found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
@@ -120,6 +126,8 @@ class ProbeResult:
         balanced: estimated scores where classes are equally frequent (target prior "uniform").
         prior_check: the estimate of class frequencies, tried on the samples that were held out.
         set_scores: of the samples that were held out, for prediction sets; classes are those that have samples.
+        copies: samples whose features and label are those of another one; a fold holds out all or none of them.
+        far: samples more than ten times as far from the middle as the median one, moved to that distance for the fit.
     """
 
     ridge: float
@@ -136,6 +144,18 @@ class ProbeResult:
     balanced: Estimate | None
     prior_check: PriorCheck | None = None
     set_scores: SetScores | None = None
+    copies: int = 0
+    far: int = 0
+
+    def notes(self) -> list[str]:
+        """What is unusual about the samples."""
+        notes = []
+        if self.copies:
+            notes.append(f"copies of other samples: {self.copies:,}; they are held out together")
+        if self.far:
+            far = "samples more than ten times as far from the middle as the median one"
+            notes.append(f"{far}: {self.far:,}; the fit moves them to that distance")
+        return notes
 
 
 def estimate(evidence: Evidence, scale: float, *, balanced: bool, inflation: float = 1.0) -> Estimate:
@@ -152,14 +172,17 @@ def estimate(evidence: Evidence, scale: float, *, balanced: bool, inflation: flo
     confidence, best = log_shares.max(1)
     correct = best.numpy() == labels
     counts = np.bincount(labels, minlength=len(evidence.counts))
+    copies = np.arange(len(labels)) if evidence.copies is None else evidence.copies
+    _, first, sizes = np.unique(copies, return_index=True, return_counts=True)
+    distinct = np.bincount(labels[first], minlength=len(counts))
     weights = 1 / counts[labels] if balanced else np.ones(len(labels))
     weights = weights / weights.sum()
     error = _calibration_error(confidence.double().exp().numpy(), correct, weights)
     accuracy = float(weights @ correct)
     if balanced:
-        low, high = _interval(correct, labels, counts, inflation)
+        low, high = _interval(correct, labels, counts, distinct, inflation)
     else:
-        low, high = _wilson(accuracy, len(correct) / inflation)
+        low, high = _wilson(accuracy, len(correct) ** 2 / (sizes**2).sum() / inflation)
     return Estimate(accuracy, low, high, float(weights @ nll), error)
 
 
@@ -176,13 +199,15 @@ def _wilson(share: float, number: float) -> tuple[float, float]:
     return max(float(centre - half), 0.0), min(float(centre + half), 1.0)
 
 
-def _interval(correct: np.ndarray, labels: np.ndarray, counts: np.ndarray, inflation: float) -> tuple[float, float]:
-    """Interval of the mean accuracy of classes: the sum of their binomial variances."""
+def _interval(
+    correct: np.ndarray, labels: np.ndarray, counts: np.ndarray, distinct: np.ndarray, inflation: float
+) -> tuple[float, float]:
+    """Interval of the mean accuracy of classes: the sum of their binomial variances, copies counted once (K,)."""
     present = counts > 0
-    hits, sizes = np.bincount(labels, correct, len(counts))[present], counts[present]
-    share = (hits + ADDED_SAMPLES * correct.mean()) / (sizes + ADDED_SAMPLES)
-    average = (correct.sum() + 1) / (len(correct) + 2)
-    variance = np.maximum(share * (1 - share), average * (1 - average) / (sizes + 1)) / sizes
+    hits, sizes, number = np.bincount(labels, correct, len(counts))[present], counts[present], distinct[present]
+    share = (hits / sizes * number + ADDED_SAMPLES * correct.mean()) / (number + ADDED_SAMPLES)
+    average = (correct.mean() * number.sum() + 1) / (number.sum() + 2)
+    variance = np.maximum(share * (1 - share), average * (1 - average) / (number + 1)) / number
     half = norm.ppf(0.975) * np.sqrt(inflation * variance.sum()) / len(sizes)
     value = (hits / sizes).mean()
     return max(float(value - half), 0.0), min(float(value + half), 1.0)

@@ -9,6 +9,7 @@ converge at the same rate.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -57,7 +58,6 @@ class RidgeProblem:
         self.system = system
         self.passes = 0
         self.converged = True
-        self._first_gradient: Tensor | None = None
         self.counts = torch.bincount(labels, minlength=num_classes).double()
         self.prior = (self.counts / len(labels)).to(rows.dtype)
         self.bias_ridge = BIAS_PRECISION / len(labels)
@@ -98,8 +98,8 @@ class RidgeProblem:
     def solve(self, head: Head, ridge: Tensor, tolerance: float, most: int = 200) -> Head:
         """The optimum for the ridge (K, 1) of each class, from a head nearby.
 
-        It ends when the gradient, relative to that at a head with equal scores for all classes, is below `tolerance`;
-        `converged` is False after `most` steps without that.
+        It ends when the scaled gradient is below `tolerance` times the root of the objective, which is then higher than
+        its minimum by about half of `tolerance` squared, relatively; `converged` is False after `most` steps without.
         """
         self.converged = True
         curvature = torch.cat([self.system.curvature, self.system.curvature.new_ones(1)])
@@ -111,9 +111,9 @@ class RidgeProblem:
         value, gradient, spread = self.value_and_gradient(point, ridge)
         gradient *= scale
         memory: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)
-        end = tolerance * self._reference(scale)
         for done in range(most):
             # From a head nearby the gradient may be small at once: the first steps are made all the same.
+            end = tolerance * math.sqrt(value)
             if float(gradient.norm()) <= (end if done >= FEWEST_STEPS else SOLVED * end):
                 break
             step = _direction(gradient, memory)
@@ -137,14 +137,6 @@ class RidgeProblem:
         else:
             self.converged = False
         return Head(point[:, :-1], point[:, -1].contiguous(), spread)
-
-    def _reference(self, scale: Tensor) -> float:
-        """Size of the scaled gradient at the head that predicts the prior."""
-        if self._first_gradient is None:
-            start = Head.start(self.prior, scale.shape[1] - 1)
-            vector = torch.cat([start.coordinates, start.bias.unsqueeze(1)], 1)
-            self._first_gradient = self.value_and_gradient(vector, torch.zeros_like(scale[:, :1]))[1]
-        return float((self._first_gradient * scale).norm())
 
 
 def _direction(gradient: Tensor, memory: deque[tuple[Tensor, Tensor, float]]) -> Tensor:

@@ -66,12 +66,9 @@ class Scaling:
             self._direction = seen / length
             self._stretch = length / np.sqrt(blocks.flat_curvature * float(blocks.flat @ blocks.flat)) - 1
 
-    def _stretched(self, v: np.ndarray) -> np.ndarray:
-        return np.asarray(v + self._stretch * (self._direction @ v) * self._direction)
-
     def step(self, v: np.ndarray) -> np.ndarray:
         """The step in x of a step in v."""
-        first, second = np.split(self._stretched(v), 2)
+        first, second = np.split(v + self._stretch * (self._direction @ v) * self._direction, 2)
         b = second / self.second
         return np.concatenate([(first - self.cross * b) / self.first, b])
 
@@ -79,7 +76,8 @@ class Scaling:
         """The gradient with respect to v of a gradient with respect to x."""
         first, second = np.split(g, 2)
         a = first / self.first
-        return self._stretched(np.concatenate([a, (second - self.cross * a) / self.second]))
+        v = np.concatenate([a, (second - self.cross * a) / self.second])
+        return np.asarray(v + self._stretch * (self._direction @ v) * self._direction)
 
 
 def quasi_newton(memory: Memory, gradient: np.ndarray) -> np.ndarray:
