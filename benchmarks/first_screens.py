@@ -203,7 +203,11 @@ def main() -> None:
             ),
             *live_page(folder),
         ]
-    lines += [f"- {key}: {value}" for key, value in provenance().items()]
+    made = {
+        **provenance(),
+        "command": f"python benchmarks/first_screens.py --minutes {arguments.minutes:g}",
+    }  # no paths
+    lines += [f"- {key}: {value}" for key, value in made.items()]
     (RESULTS / "first-screens.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -64,7 +64,7 @@ def check_numbers(text, printed):
         now = [float(value) for value in re.findall(rf"{score} ([\d.]+)", printed)]
         assert now == pytest.approx([float(value) for value in re.search(said, text).groups()], abs=0.02), score
     (estimate,) = re.findall(r"accuracy ([\d.]+) \[", text)
-    assert float(printed.splitlines()[-1].split()[0]) == pytest.approx(float(estimate), abs=0.02)
+    assert float(printed.splitlines()[-1].split()[0]) == pytest.approx(float(estimate), abs=0.05)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -59,10 +59,12 @@ GC_THRESHOLD = 50_000  # objects
 STANDARD_ERROR = 2  # the last of the three standard streams
 
 EXAMPLE = "longtail train digits-lt --out runs/digits"
-ENVIRONMENT = """Every command takes --quiet (print nothing but errors) and --json (print one JSON document).
-Environment: LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail); LONGTAIL_RELEASED that of released
-networks (default: the clone's); NO_COLOR turns colours off.
-Completion: longtail --tyro-write-completion bash FILE (or zsh, fish) writes a script for your shell.
+ENVIRONMENT = """Every command takes --quiet (errors only) and --json (one JSON document).
+LONGTAIL_CACHE is the folder of data sets (default ~/.cache/longtail),
+LONGTAIL_RELEASED that of released networks (default: in the clone);
+NO_COLOR turns colours off.
+Completion of commands (bash, zsh, fish):
+  longtail --tyro-write-completion bash FILE
 The tables and figures of the paper: python -m longtail.paper"""
 
 

@@ -90,7 +90,7 @@ def report_run(
             checkpoint_row(other, run, split, root, workers, display) for other in ((run, *rest) if rest else ())
         ],
         read_image=lambda index: picture(images, index),
-        caution=f"They are {shown.caution}." if shown.caution else "",
+        caution=f"The scores are {shown.caution}." if shown.caution else "",
         diagnosis=diagnosis,
     )
     summary = summarise(held_out, validation, calibrated)

@@ -193,7 +193,9 @@ def verdict(summary: Summary) -> str:
     costs = f"costs {lost:.1f} points of top-1 at the training prior" if lost > 0.05 else "costs no top-1"
     if summary.cost is not None:
         saves = (summary.cost[1].high or 0) < 0
-        advice = "Use it if these are the costs." if saves else "No clear saving: keep the model unchanged."
+        advice = (
+            "Use it if mistakes cost what the table says." if saves else "No clear saving: keep the model unchanged."
+        )
         cost, saved = summary.cost
         gained = f"cost per image {cost - saved.value:.3g} → {cost:.3g}, {gained}"
         return f"{title}: {gained} points; {costs}{falls}. {advice}"

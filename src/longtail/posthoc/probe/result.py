@@ -151,12 +151,10 @@ class ProbeResult:
         """What is unusual about the samples."""
         notes = []
         if self.copies:
-            notes.append(f"{self.copies:,} samples are copies of others; they are held out together")
+            notes.append(f"copies of other samples: {self.copies:,}; they are held out together")
         if self.far:
-            notes.append(
-                f"{self.far:,} samples are more than ten times as far from the middle as the median one; the fit moves "
-                "them to that distance"
-            )
+            far = "samples more than ten times as far from the middle as the median one"
+            notes.append(f"{far}: {self.far:,}; the fit moves them to that distance")
         return notes
 
 
