@@ -9,24 +9,28 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from common import HERE, RESULTS, rows_of
+from common import HERE, RESULTS, rows_of, title_of
 
 from longtail.methods import POSTHOC_METHODS, TRAIN_METHODS
 from longtail.metrics.intervals import FEWEST_SEEDS
+from longtail.paper.items import NUMBERS
 from longtail.tasks.tables import FAMILIES
 
-# What a column is called → its folders below docs/results; the first that has a method counts.
+# What a column is called → its folders below docs/results; the first that has a method counts. Longest training first.
 SETS = {
     "digits-LT": ("digits-lt",),
+    "CIFAR-10-LT 100, the paper's budget": ("table2/paper/cifar10-lt-100",),
+    "CIFAR-10-LT 100, 200 epochs": ("table2/200epochs/cifar10-lt-100",),
+    "CIFAR-10-LT 100, 60 epochs": ("cifar10-lt-100", "systems-resnet32/cifar10-lt-100"),
+    "CIFAR-100-LT 100, the paper's budget": ("table2/paper/cifar100-lt-100",),
+    "CIFAR-100-LT 100, 200 epochs": ("table2/200epochs/cifar100-lt-100",),
+    "CIFAR-100-LT 100, 60 epochs": ("cifar100-lt-100", "systems-resnet32/cifar100-lt-100"),
     "CIFAR-10-LT 100, ResNet-8": ("systems/cifar10-lt-100",),
     "CIFAR-100-LT 100, ResNet-8": ("systems/cifar100-lt-100",),
-    "CIFAR-10-LT 100, ResNet-32": ("cifar10-lt-100", "systems-resnet32/cifar10-lt-100"),
-    "CIFAR-100-LT 100, ResNet-32": ("cifar100-lt-100", "systems-resnet32/cifar100-lt-100"),
 }
 START, END = "<!-- methods -->\n", "<!-- /methods -->"
-# The README's rows and columns; everything else stands on the page of all methods.
+# The README's rows; everything else stands on the page of all methods.
 SHOWN = ("softmax", "cbs", "ldam", "balanced-softmax", "crt", "lws", "disalign", "logit-adjustment", "marc", "halo")
-SHOWN_SETS = ("digits-LT", "CIFAR-10-LT 100, ResNet-32", "CIFAR-100-LT 100, ResNet-32")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,15 @@ class Column:
     title: str
     folders: tuple[str, ...]
     rows: dict[str, dict[str, Any]]
+
+    @property
+    def data(self) -> str:
+        """The data set, without the training."""
+        return self.title.partition(",")[0]
+
+    @property
+    def recipe(self) -> str:
+        return self.data.lower().replace("cifar-", "cifar").replace(" ", "-")
 
     @property
     def seeds(self) -> int:
@@ -84,16 +97,28 @@ def short(paper: str) -> str:
     return f"{parts[0]}, {parts[-1]}" if len(parts) > 2 else paper
 
 
+def longest(measured: list[Column]) -> list[Column]:
+    """Of each data set the column of the longest training."""
+    return list({column.data: column for column in reversed(measured)}.values())[::-1]
+
+
+def in_paper(recipe: str, method: str) -> str:
+    numbers = NUMBERS[recipe].get(method)
+    return f"{numbers[0]:.1f}" if numbers else ""
+
+
 def table(measured: list[Column], shown: Collection[str], results: str) -> str:
     """Methods by family, then how to read them; `results` is the folder of results, seen from the page."""
+    papers = [column.recipe for column in longest(measured) if column.recipe in NUMBERS]
     headings = ["Method", "`--method`", "From", *(column.heading for column in measured)]
-    lines = ["| " + " | ".join(headings) + " |", "|---|---|---|" + "---:|" * len(measured)]
+    headings += [f"{title_of(recipe)} in the paper" for recipe in papers]
+    lines = ["| " + " | ".join(headings) + " |", "|---|---|---|" + "---:|" * (len(headings) - 3)]
     methods = {name: method for name, method in {**TRAIN_METHODS, **POSTHOC_METHODS}.items() if name in shown}
     for family, title in FAMILIES.items():
         own = {name: method for name, method in methods.items() if method.family == family}
         lines += [f"| *{title}* |" + " |" * (len(headings) - 1)] if own else []
         for name, method in own.items():
-            cells = [column.score(name) for column in measured]
+            cells = [*(column.score(name) for column in measured), *(in_paper(recipe, name) for recipe in papers)]
             lines.append("| " + " | ".join([method.title, f"`{name}`", short(method.paper), *cells]) + " |")
     pages = ", ".join(column.links(results) for column in measured)
     lines += [
@@ -110,7 +135,7 @@ def main() -> None:
     readme = HERE.parent / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, after = text[: text.index(START) + len(START)], text[text.index(END) :]
-    few = table([column for column in measured if column.title in SHOWN_SETS], SHOWN, "docs/results")
+    few = table(longest(measured), SHOWN, "docs/results")
     readme.write_text(before + few + after, encoding="utf-8")
     whole = table(measured, {**TRAIN_METHODS, **POSTHOC_METHODS}, "results")
     page = f"# All methods\n\nEvery method by its name on the command line, with what was measured.\n\n{whole}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from common import RESULTS, how_sure, title_of
-from training_queue import LENGTHS, SETS, STAGE_ONE, Job, is_trained, jobs
+from training_queue import LENGTHS, STAGE_ONE, Job, is_trained, jobs
 
 from longtail import RECIPES, TrainConfig, compare
 from longtail.config import describe
@@ -182,7 +182,7 @@ def main() -> None:
         for group in dict.fromkeys(Group(job.recipe, job.length, job.options) for job in jobs() if job.length == length)
         if (group.folder / "cells").is_dir()
     ]
-    for group in sorted(groups, key=lambda group: SETS.index(group.recipe)):
+    for group in sorted(groups, key=lambda group: list(RECIPES).index(group.recipe)):
         write_page(group, groups)
 
 

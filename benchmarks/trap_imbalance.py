@@ -103,6 +103,7 @@ def imbalance_rows() -> list[dict[str, Any]]:
                 }
             )
             print(" | ".join(map(str, rows[-1].values())), flush=True)
+        record("imbalance", rows, IMBALANCE)  # size by size: the last ones take longest
     return rows
 
 
@@ -116,9 +117,7 @@ IMBALANCE = (
 
 
 def main() -> None:
-    rows = imbalance_rows()
-    record("imbalance", rows, IMBALANCE)
-    if any(row["end"] == "WRONG" for row in rows):
+    if any(row["end"] == "WRONG" for row in imbalance_rows()):
         sys.exit("a method does harm without a word")
 
 

@@ -57,7 +57,7 @@ def test_help_imports_nothing_heavy():
         (["train", "cifar10-lt-100", "--out", "{tmp}", "--root", "{tmp}"], "cifar10 not found in"),
         (["train", "digits-lt", "--out", "{tmp}", "--config", "nowhere.toml"], "nowhere.toml does not exist"),
         (["train", "digits-lt", "--out", "{tmp}", "--weights", "nowhere.pth"], "nowhere.pth does not exist"),
-        (["evaluate", "{tmp}"], "is not a run folder: it has no run.json"),
+        (["evaluate", "{tmp}"], "is not a run folder: it has no run.json; `longtail train` makes one"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(capsys, tmp_path, words, message):

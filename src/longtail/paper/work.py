@@ -17,6 +17,7 @@ from longtail.runs.record import RELEASED, copy_released, released_names
 from longtail.tasks.cells import BASE, Cell, Entry, Result
 from longtail.tasks.compare import compare
 from longtail.tasks.tables import Row, summarise, write_tables
+from longtail.training.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,22 @@ class Work:
 def released_networks(recipes: Iterable[str]) -> dict[str, dict[int, Run]]:
     """Recipe → seed → the released Softmax network; recipes without one are left out.
 
-    Networks that were trained differently are not mixed: those of a recipe that have the most seeds are taken.
+    Networks that were trained differently are not mixed: those of a recipe that have the most seeds are taken,
+    then those that were trained for longest.
     """
     groups: dict[str, list[dict[int, Run]]] = {}  # recipe → networks that were trained alike, by seed
     for name in released_names():
         run = Run.open(f"{RELEASED}{name}")
         for recipe in recipes:
-            if run.config.method == BASE.name and _data_of(run.config) == _data_of(RECIPES[recipe]):
+            if run.config.method == BASE.name and _task(run.config) == _task(RECIPES[recipe]):
                 candidates = groups.setdefault(recipe, [])
                 alike = next((group for group in candidates if not _changed(group, run)), None)
                 if alike is None:
                     candidates.append(alike := {})
                 alike[run.config.seed] = run
     for recipe, candidates in groups.items():
-        candidates.sort(key=len, reverse=True)
-        if len(candidates) > 1 and len(candidates[0]) == len(candidates[1]):
+        candidates.sort(key=_seeds_and_images, reverse=True)
+        if len(candidates) > 1 and _seeds_and_images(candidates[0]) == _seeds_and_images(candidates[1]):
             changed = "; ".join(_changed(candidates[0], next(iter(candidates[1].values()))))
             raise UserError(f"the released networks of {recipe} were trained differently: {changed}")
     if not groups:
@@ -104,8 +106,16 @@ def released_networks(recipes: Iterable[str]) -> dict[str, dict[int, Run]]:
     return {recipe: dict(sorted(groups[recipe][0].items())) for recipe in recipes if recipe in groups}
 
 
-def _data_of(config: TrainConfig) -> tuple[object, ...]:
-    return config.data, config.profile, config.imbalance, config.shuffle_classes
+def _task(config: TrainConfig) -> tuple[object, ...]:
+    """Data, and the options that change what a method is."""
+    return config.data, config.profile, config.imbalance, config.shuffle_classes, config.mix, config.defer
+
+
+def _seeds_and_images(group: dict[int, Run]) -> tuple[int, int]:
+    """Number of networks; images that each was trained on, counted as often as they were seen."""
+    run = next(iter(group.values()))
+    plan = Plan.of(run.config, run.split_sizes["train"])
+    return len(group), plan.images_at(plan.steps)
 
 
 def _changed(group: dict[int, Run], run: Run) -> list[str]:

@@ -25,6 +25,7 @@ from longtail.files.atomic import restore_interrupted, write_json
 from longtail.files.progress import QUIET, Display
 from longtail.files.records import FORMAT, read_json
 from longtail.files.tensors import DIGEST, read_details, read_tensors, write_tensors
+from longtail.files.text import some_of
 from longtail.heads.fold import head_of, with_head
 from longtail.heads.kinds import SAVED_HEADS
 from longtail.methods import build_posthoc
@@ -276,7 +277,9 @@ def _lack(folder: Path) -> str:
         )
     if (folder / CALIBRATION_FILE).is_file():
         return "it holds a calibration of saved logits without their network; `longtail export --format npz` reads it"
-    return f"it has no {RUN_FILE}"
+    inside = sorted(str(path.parent) for path in folder.glob(f"*/{RUN_FILE}"))
+    hint = f"; the runs in it are {some_of(inside)}" if inside else "; `longtail train` makes one of a folder of images"
+    return f"it has no {RUN_FILE}{hint}"
 
 
 def build_posthoc_for(run: Run, name: str, options: dict[str, str]) -> PostHoc:
