@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from common import RESULTS, how_sure, title_of
-from training_queue import LENGTHS, STAGE_ONE, Job, is_trained, jobs
+from training_queue import LENGTHS, STAGE_ONE, Job, hours_of, is_trained, jobs, steps_done
 
 from longtail import RECIPES, TrainConfig, compare
 from longtail.config import describe
@@ -100,8 +100,9 @@ def score(job: Job, queue: Path, root: str) -> None:
     if not run.exists():
         shutil.copytree(queue / job.name, run, ignore=shutil.ignore_patterns("checkpoint*", "outputs"))
     spent = (queue / job.name).with_suffix(".seconds.json")
-    if spent.is_file():  # processor seconds of training, which the pages show
-        write_text(group.folder / "cells" / f"{job.method}-seed{job.seed}.seconds", spent.read_text(encoding="utf-8"))
+    if spent.is_file():  # which the pages show
+        hours = hours_of(json.loads(spent.read_text(encoding="utf-8")), steps_done(run))
+        write_text(group.folder / "cells" / f"{job.method}-seed{job.seed}.hours", f"{hours:.3f}\n")
     compare(config, group.entries(job.method), group.folder, seeds=(job.seed,), display=Display())
 
 
@@ -115,7 +116,7 @@ def write_page(group: Group, others: Sequence[Group]) -> None:
     options = [
         other for other in others if other.options and (other.recipe, other.length) == (group.recipe, group.length)
     ]
-    hours = [float(json.loads(path.read_text())) / 3600 for path in (group.folder / "cells").glob("*.seconds")]
+    hours = [float(path.read_text(encoding="utf-8")) for path in (group.folder / "cells").glob("*.hours")]
     lines = [
         f"# Systems: {', '.join([title_of(group.recipe), TITLES[group.length], *map(' '.join, group.options)])}",
         "",

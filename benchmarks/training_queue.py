@@ -27,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import safe_open
+
 HERE = Path(__file__).resolve().parent
 RELEASED = HERE.parent / "released"
 UNFINISHED = HERE / "unfinished"
@@ -159,17 +161,36 @@ def train(job: Job, work: Path, root: str) -> None:
 
 
 def child(arguments: list[str]) -> int:
-    """One call of `longtail` at the lowest priority; its processor seconds are added up beside the run."""
+    """One call of `longtail` at the lowest priority. What it took, and for how many steps, is added up beside the
+    run: a call whose machine goes away leaves a checkpoint, but not what it took."""
     os.nice(19)
     from longtail.cli.main import main as longtail
 
-    code = longtail(arguments)
     folder = Path(arguments[arguments.index("--out") + 1])
-    spent = folder.with_suffix(".seconds.json")
-    before = json.loads(spent.read_text()) if spent.is_file() else 0.0
+    start = steps_done(folder)
+    code = longtail(arguments)
+    path = folder.with_suffix(".seconds.json")
+    spent = json.loads(path.read_text()) if path.is_file() else {"processor_seconds": 0.0, "steps": 0}
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    spent.write_text(json.dumps(before + sum(own.ru_utime + own.ru_stime for own in used)))
+    spent["processor_seconds"] += sum(own.ru_utime + own.ru_stime for own in used)
+    spent["steps"] += steps_done(folder) - start
+    path.write_text(json.dumps(spent))
     return code
+
+
+def steps_done(folder: Path) -> int:
+    """Of a finished run the last step, of an unfinished one the step of its checkpoint."""
+    if (folder / "model.safetensors").is_file():
+        return int(json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"])
+    if not (folder / "checkpoint.safetensors").is_file():
+        return 0
+    with safe_open(folder / "checkpoint.safetensors", "numpy") as checkpoint:
+        return int(json.loads(checkpoint.metadata()["longtail"])["step"])
+
+
+def hours_of(spent: dict[str, float], steps: int) -> float:
+    """Processor hours of a whole training, from those of the steps that were measured."""
+    return spent["processor_seconds"] / 3600 * steps / spent["steps"]
 
 
 def status(work: Path) -> None:
@@ -177,10 +198,8 @@ def status(work: Path) -> None:
         folder = work / job.name
         if not folder.is_dir():
             continue
-        spent = folder.with_suffix(".seconds.json")
-        hours = f"{json.loads(spent.read_text()) / 3600:.2f} processor hours" if spent.is_file() else "running"
-        lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").is_file() else []
-        step = json.loads(lines[-1]).get("step") if lines else 0
+        path, step = folder.with_suffix(".seconds.json"), steps_done(folder)
+        hours = f"{hours_of(json.loads(path.read_text()), step):.2f} processor hours" if path.is_file() else "running"
         print(f"{job.name}: {'done' if is_done(job, work) else f'step {step}'}, {hours}")
 
 
