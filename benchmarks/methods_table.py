@@ -124,6 +124,7 @@ def table(measured: list[Column], shown: Collection[str], results: str) -> str:
     lines += [
         "",
         "Balanced test accuracy in per cent (in brackets: few-shot classes; CIFAR-10-LT 100 has none, so medium-shot).",
+        "Empty: not measured with this length of training, or not in the paper.",
         f"Fewer than {FEWEST_SEEDS} seeds say nothing about another training. Intervals, variants and how it was made:",
         f"{pages}. Everything beside the paper's numbers: [results]({results}/README.md).",
     ]

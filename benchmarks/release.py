@@ -9,7 +9,6 @@ images can be told from those the network has seen) and the copy loads with the 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import sys
@@ -24,6 +23,7 @@ from longtail.metrics.table import SCORES
 from longtail.runs.record import RELEASED as PREFIX
 from longtail.runs.record import RELEASED_FILES as FILES
 from longtail.tasks.evaluate import evaluate_run
+from longtail.training.plan import Plan
 
 RELEASED = HERE.parent / "released"
 LARGEST = 2_000_000  # bytes of weights
@@ -105,14 +105,14 @@ def write_list(out: Path) -> None:
         "",
         'In Python `longtail.load("released:NAME")` predicts; nothing is written.',
         "",
-        f"| name | epochs | {' | '.join(SCORES[name].heading for name in SHOWN)} |",
+        f"| name | images seen | {' | '.join(SCORES[name].heading for name in SHOWN)} |",
         "|---|---:|" + "---:|" * len(SHOWN),
     ]
     for folder in sorted(out.glob("*/run.json")):
-        config = json.loads(folder.read_text(encoding="utf-8"))["config"]
-        name = folder.parent.name
+        name, run = folder.parent.name, Run.open(folder.parent)
+        plan = Plan.of(run.config, run.split_sizes["train"])
         scores = " | ".join(card_scores(folder.parent / "README.md"))
-        lines.append(f"| [{name}]({name}/README.md) | {config['epochs']:g} | {scores} |")
+        lines.append(f"| [{name}]({name}/README.md) | {plan.images_at(plan.steps):,} | {scores} |")
     lines += [
         "",
         "Scores of the test split before any calibration, per cent (but NLL).",

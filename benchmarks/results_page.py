@@ -56,7 +56,7 @@ def table2() -> list[str]:
     return [
         "## Table 2: every system, beside the paper",
         "",
-        "ResNet-32, AutoAugment and Cutout, the images that the field's papers train on. Top-1 on the balanced test "
+        "ResNet-32, AutoAugment and Cutout, images drawn by the rule of the field's papers. Top-1 on the balanced test "
         "images, per cent; the number of seeds in brackets if there are several. Post-hoc methods calibrate Softmax's "
         "network; the pages in the heading have MARC and HALO on top of the others, all scores, and intervals.",
         "",

@@ -46,10 +46,12 @@ READING = {
     "the test images.",
     "200epochs": "About a third of the images that the paper trains on, with a tenth of the training images held out.",
 }
-HOW = """Balanced accuracy on the test images, per cent (in brackets: few-shot classes, or medium-shot where there are
-none). The test set is balanced, so this is top-1. MARC and HALO calibrate the network of the same row; the differences
-from that network have 95 % intervals. All scores, and every decision-boundary method on Softmax: see
-[table.md](table.md)."""
+HOW = (
+    "Balanced accuracy on the test images, per cent (in brackets: few-shot classes, or medium-shot where there are "
+    "none). The test set is balanced, so this is top-1. MARC and HALO calibrate the network of the same row; the "
+    "differences from that network have 95 % intervals. All scores, and every decision-boundary method on Softmax: "
+    "[table.md](table.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,6 @@ def write_page(group: Group, others: Sequence[Group]) -> None:
         *systems_table(group, rows),
         "",
         how_sure(seeds),
-        "",
         *(
             f"With `--{' '.join(each)}`: [{other.folder.name}](../{other.folder.name}/README.md)."
             for other in options
@@ -134,7 +135,7 @@ def write_page(group: Group, others: Sequence[Group]) -> None:
         "",
         "- command: OMP_NUM_THREADS=1 python benchmarks/table2.py --root data --queue FOLDER, on the networks of "
         "`python benchmarks/training_queue.py --root data --work FOLDER`",
-        f"- processor hours of training: {sum(hours):.1f} for {len(hours)} networks",
+        f"- processor hours of training: {sum(hours):.1f}, of {len(hours)} network{'s' * (len(hours) != 1)}",
         f"- seeds: {', '.join(map(str, seeds))}",
         f"- commit of the cells: {', '.join(origins['commit'])}",
         f"- time of the cells: {origins['time'][0]} to {origins['time'][-1]}",
@@ -150,7 +151,7 @@ def systems_table(group: Group, rows: list[Row]) -> list[str]:
     for method in TRAIN_METHODS:
         if (own := by_method.get(method)) is None:
             continue
-        paper = NUMBERS.get(group.recipe, {}).get(method) if not group.options else None
+        paper = NUMBERS.get(group.recipe.removesuffix("-release"), {}).get(method) if not group.options else None
         cells = [own.title, f"{own.images:,}", balanced(own), f"{paper[0]:.1f}" if paper else "–"]
         for name in ON_TOP:
             row = by_method.get(Entry.of(f"{method}+{name}").label)
