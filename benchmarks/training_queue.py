@@ -130,7 +130,8 @@ def keep(work: Path) -> None:
         elif (source / "checkpoint.safetensors").is_file():
             target.mkdir(parents=True, exist_ok=True)
             for name in RUN_FILES:
-                shutil.copyfile(source / name, target / name)
+                if (source / name).is_file():  # there are no metrics before the first evaluation
+                    shutil.copyfile(source / name, target / name)
             record = json.loads((target / "run.json").read_text())
             record["config"]["root"] = "data"
             (target / "run.json").write_text(json.dumps(record, indent=1) + "\n")
